@@ -1,0 +1,40 @@
+"""Omniglot, unlabelled: the paper's main experiment (Table 1).
+
+    python experiments/run.py --config=configs/omniglot.py --config.data.dir=DIR --workdir=runs/omniglot
+
+DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets, behind a
+colon (`configs/omniglot.py:released`), separated by commas: `paper` (default), `released` (what the
+paper's code does, docs/deviations.md), `smoke` (the whole pipeline in a few minutes, small network).
+Time and expected accuracy: docs/results.md.
+"""
+
+from meml_jax.config import preset_config
+
+VALUES = {
+    "data.name": "omniglot",
+    "embedding.name": "pca",
+    "embedding.dim": 64,
+    "clustering.num_clusters": 1100,
+    "test.heads": ("sgd", "sgd_reservoir", "prototype"),
+}
+
+SMOKE = {
+    "network.channels": 32,
+    "network.hidden": 128,
+    "clustering.num_clusters": 200,
+    "clustering.max_iter": 10,
+    "train.steps": 200,
+    "train.log_every": 100,
+    "train.checkpoint_every": 100,
+    "train.validate_every": 100,
+    "test.num_classes": (10, 50),
+    "test.runs": 3,
+    "test.trajectories": 1,
+    "test.learning_rates": (0.01, 0.001),
+    "test.heads": ("sgd", "prototype"),
+}
+
+
+def get_config(presets: str = "paper"):
+    """Return the locked settings for presets such as `released,smoke`."""
+    return preset_config(presets, {"smoke": SMOKE}, VALUES)

@@ -1,0 +1,124 @@
+"""One run: unlabelled images to a continual-learning accuracy curve.
+
+    python experiments/run.py --config=configs/X.py[:preset] --workdir=DIR [--stage=STAGE]
+        [--config.a.b=value]
+
+A stage is done with all before it; what is finished is reused. The same command continues a stopped run.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from ml_collections import config_flags
+
+# Before JAX starts: a data library that brings TensorFlow must not take the accelerator's memory.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+
+from meml_jax import meta_test, stages
+from meml_jax.config import Config, from_dict
+from meml_jax.data import datasets
+from meml_jax.learners import get_learner
+from meml_jax.metrics import Progress
+from meml_jax.training import Interrupted
+from meml_jax.types import UserError
+
+FLAGS = flags.FLAGS
+config_flags.DEFINE_config_file("config", None, "Settings: configs/X.py or configs/X.py:preset.")
+flags.DEFINE_string("workdir", None, "Folder of this run; made if missing, continued if stopped.")
+flags.DEFINE_enum("stage", "all", ["all", *stages.STAGES], "Last stage to do.")
+
+
+def say(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(line, flush=True)
+
+
+def parse(argv: list[str]) -> tuple[Config, Path, str]:
+    """Read the command line: (config, workdir, last stage)."""
+    try:
+        rest = FLAGS(argv)
+        if rest[1:]:
+            raise UserError(
+                f"got the argument {rest[1]!r}, expected only flags such as --stage=all"
+            )
+        if FLAGS.config is None or FLAGS.workdir is None:
+            raise UserError("--config=configs/X.py and --workdir=DIR are both needed")
+        config = from_dict(FLAGS.config.to_dict())
+    except UserError:
+        raise
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+        raise UserError(" ".join(str(error).split())) from None
+    return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
+
+
+def start_jax(config: Config) -> None:
+    """Set the precision, name the device, and warn where a GPU lies idle."""
+    precisions = ("default", "high", "highest")
+    if config.precision not in precisions:
+        raise UserError(f"precision={config.precision!r}, expected one of {precisions}")
+    jax.config.update("jax_default_matmul_precision", config.precision)
+    say(f"device: {stages.device_name()}, jax {jax.__version__}, precision {config.precision}")
+    if jax.default_backend() == "cpu" and glob.glob("/dev/nvidia[0-9]*"):
+        say("WARNING: an NVIDIA GPU is here but JAX uses the CPU; pip install 'meml_jax[cuda]'")
+
+
+def run(config: Config, workdir: Path, last: str) -> None:
+    """Do the stages up to `last`."""
+    learner = get_learner(config.learner)  # refused before anything is loaded
+    del learner
+    start_jax(config)
+    with stages.open_workdir(workdir, config):
+        progress = Progress(None, "images", unit="images")
+        dataset = datasets.load(config.data, report=say, progress=progress)
+        progress.close()
+        # What the last stage needs is checked first: hours of training come before it.
+        meta_test.check(config.test, dataset.validation, name="validation")
+        meta_test.check(config.test, dataset.test, name="test")
+        count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
+
+        z = stages.embed(config, dataset, workdir, say)
+        if count == 1:
+            return
+        clusters = stages.cluster(config, dataset, z, workdir, say)
+        if count == 2:
+            return
+        model = stages.make_model(config, dataset, clusters)
+        summary = stages.train(config, dataset, clusters, model, workdir, say)
+        if count == 3:
+            return
+        results = stages.test(
+            config, dataset, clusters, model, workdir, say, meta_train_summary=summary
+        )
+        if count == 4:
+            return
+        path = stages.write_report(config, dataset, clusters, model, workdir, results)
+        say(f"report: {path}")
+
+
+def main(argv: list[str]) -> int:
+    """Run and turn what a user can put right into one line and exit code 2."""
+    try:
+        run(*parse(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as stop:
+        say(str(stop))
+        return 128 + stop.signum
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on")
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

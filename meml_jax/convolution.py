@@ -1,0 +1,93 @@
+"""2-D convolution that runs at matrix-product speed on CPUs, and natively on accelerators."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+def conv2d(x: Array, kernel: Array, *, stride: int) -> Array:
+    """Convolve without padding.
+
+    y[n, p, q, o] = sum_{i, j, c} x[n, p * stride + i, q * stride + j, c] * kernel[i, j, c, o]
+
+    Reverse-mode derivatives of any order, `vmap` over either argument and `scan` are supported;
+    on CPU forward mode (`jvp`) is not.
+
+    Args:
+      x: float [N, H, W, C], not smaller than the kernel.
+      kernel: float [KH, KW, C, O], of the dtype of `x`.
+      stride: step between windows, the same down and across.
+
+    Returns:
+      float [N, (H - KH) // stride + 1, (W - KW) // stride + 1, O], of the dtype of `x`.
+    """
+    if jax.default_backend() == "cpu":
+        # XLA's CPU compiler has no fast kernel for the native gradients inside a scan (> 4 s a
+        # step of six layers, 256 channels, 25 images of 28x28, on 2 cores); products take 66 ms.
+        return _conv(x, kernel, stride)
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+
+
+def _windows(x: Array, size: tuple[int, int], stride: int) -> Array:
+    """The window under each output, [N, P, Q, KH * KW * C]: one strided slice per kernel cell."""
+    rows, cols = ((n - k) // stride * stride + 1 for n, k in zip(x.shape[1:3], size, strict=True))
+    cells = [
+        x[:, i : i + rows : stride, j : j + cols : stride]
+        for i in range(size[0])
+        for j in range(size[1])
+    ]
+    return jnp.concatenate(cells, axis=-1)
+
+
+# The three functions below are the derivatives of one trilinear form, sum(y_bar * conv(x, kernel)),
+# so each one's derivatives are the other two: every order costs matrix products, and only the
+# inputs are kept for the backward pass, not the windows, which are KH * KW times larger.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _conv(x: Array, kernel: Array, stride: int) -> Array:
+    """The convolution, y."""
+    # The barriers keep XLA from computing slices and sums again inside the operands of a product.
+    windows = lax.optimization_barrier(_windows(x, kernel.shape[:2], stride))
+    return windows @ kernel.reshape(-1, kernel.shape[3])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _conv_input(y_bar: Array, kernel: Array, shape: tuple[int, ...], stride: int) -> Array:
+    """The gradient with respect to x, of the given shape: windows added back into place."""
+    windows = lax.optimization_barrier(y_bar @ kernel.reshape(-1, kernel.shape[3]).T)
+    image = jax.ShapeDtypeStruct(shape, windows.dtype)
+    fold = jax.linear_transpose(lambda x: _windows(x, kernel.shape[:2], stride), image)
+    return fold(windows)[0]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _conv_kernel(x: Array, y_bar: Array, size: tuple[int, int], stride: int) -> Array:
+    """The gradient with respect to the kernel, of the given size."""
+    windows = lax.optimization_barrier(_windows(x, size, stride))
+    # Contract the leading axes as they are: autodiff of `@` would transpose y_bar into a copy.
+    product = lax.dot_general(windows, y_bar, (((0, 1, 2), (0, 1, 2)), ((), ())))
+    return product.reshape(*size, x.shape[3], y_bar.shape[3])
+
+
+_PULLBACKS = {
+    _conv: lambda stride, saved, y_bar: (
+        _conv_input(y_bar, saved[1], saved[0].shape, stride),
+        _conv_kernel(saved[0], y_bar, saved[1].shape[:2], stride),
+    ),
+    _conv_input: lambda shape, stride, saved, x: (
+        _conv(x, saved[1], stride),
+        _conv_kernel(x, saved[0], saved[1].shape[:2], stride),
+    ),
+    _conv_kernel: lambda size, stride, saved, kernel: (
+        _conv_input(saved[1], kernel, saved[0].shape, stride),
+        _conv(saved[0], kernel, stride),
+    ),
+}
+for _form, _pullback in _PULLBACKS.items():
+    _form.defvjp(lambda a, b, *static, f=_form: (f(a, b, *static), (a, b)), _pullback)

@@ -1,0 +1,1 @@
+"""Images, their splits, and the cache of what was decoded."""

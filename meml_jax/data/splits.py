@@ -1,0 +1,233 @@
+"""Which classes are meta-train, validation and test: functions of names and counts, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meml_jax.config import DataConfig
+from meml_jax.data.readers import Report
+from meml_jax.types import Split, UserError
+
+Parts = tuple[Split, Split, Split]
+PART_NAMES = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
+OMNIGLOT = {"images_background": 964, "images_evaluation": 659}  # characters, of 20 images each
+MIN_CLASSES = 2  # in each part; with fewer there is nothing to tell apart
+
+
+def table(
+    images: np.ndarray,
+    *,
+    ids: Sequence[str],
+    classes: Sequence[str] | None,
+    embeddings: np.ndarray | None = None,
+) -> Split:
+    """Put images and their class names (None: unlabelled) together; labels follow name order.
+
+    Args:
+      images: uint8 [N, S, S, C].
+      ids: stable names, N of them.
+      classes: class names, N of them, or None.
+      embeddings: float32 [N, D], or None.
+
+    Returns:
+      All images as one `Split`.
+    """
+    names, labels = np.unique(np.asarray(classes or (), dtype=str), return_inverse=True)
+    if classes is None:
+        labels = np.full(len(images), -1)
+    return Split(
+        images,
+        labels.astype(np.int32),
+        np.asarray(ids, dtype=str),
+        tuple(map(str, names)),
+        embeddings,
+    )
+
+
+def select(whole: Split, classes: np.ndarray) -> Split:
+    """Return the images of some classes (int [K], positions in class_names), in their order."""
+    classes = np.sort(classes)
+    rows = np.flatnonzero(np.isin(whole.labels, classes))
+    return Split(
+        whole.images[rows],
+        np.searchsorted(classes, whole.labels[rows]).astype(np.int32),
+        whole.ids[rows],
+        tuple(whole.class_names[c] for c in classes),
+        None if whole.embeddings is None else whole.embeddings[rows],
+    )
+
+
+def partition(whole: Split, validation: float, test: float, seed: int) -> Parts:
+    """Split classes at random into train, validation and test by the shares of the latter two.
+
+    Args:
+      whole: all images.
+      validation: share of the classes in (0, 1); rounded, and at least `MIN_CLASSES` of them.
+      test: likewise.
+      seed: of the shuffle.
+
+    Raises:
+      UserError: a share is out of range or there are too few classes.
+    """
+    sizes = split_sizes(whole.num_classes, validation, test)
+    return tuple(select(whole, chosen) for chosen in shuffled(sizes, seed))  # type: ignore[return-value]
+
+
+def split_sizes(num_classes: int, *shares: float) -> list[int]:
+    """Return the numbers of classes of the first part, which gets the rest, and of each share."""
+    if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
+        raise UserError(
+            f"data.validation_fraction, data.test_fraction: got shares {shares}, "
+            "expected shares above 0 whose sum is below 1"
+        )
+    sizes = [max(MIN_CLASSES, round(num_classes * share)) for share in shares]
+    if (rest := num_classes - sum(sizes)) < MIN_CLASSES:
+        raise UserError(
+            f"got {num_classes} classes, needed at least {sum(sizes) + MIN_CLASSES}: "
+            f"{MIN_CLASSES} or more for each part (shares {shares}, data."
+            "validation_fraction and data.test_fraction)"
+        )
+    return [rest, *sizes]
+
+
+def shuffled(sizes: Sequence[int], seed: int) -> list[np.ndarray]:
+    """Deal the classes 0..sum(sizes)-1 out at random into groups of the given sizes."""
+    # RandomState, because its stream is frozen: a split must not change with NumPy's version.
+    order = np.random.RandomState(seed).permutation(sum(sizes))
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def omniglot_split(class_names: Sequence[str], split: str, seed: int) -> list[np.ndarray]:
+    """Split Omniglot's 1623 characters.
+
+    `random`: 1100 train, 100 validation, 423 test, dealt out over all characters by `seed`.
+    `official`: the 659 evaluation characters are the test part; of the 964 background characters
+    100, drawn by `seed`, are for validation and 864 for training.
+
+    Args:
+      class_names: all characters, in order; they begin with the name of the archive.
+      split: random or official.
+      seed: of the shuffle.
+
+    Returns:
+      Positions in `class_names` of the train, validation and test characters.
+
+    Raises:
+      UserError: another split, or not 964 + 659 characters.
+    """
+    if split not in ("random", "official"):
+        raise UserError(f"data.split: got {split!r}, expected random or official")
+    archive = np.array([name.split("/")[0] for name in class_names])
+    for part, expected in OMNIGLOT.items():
+        if (got := int(np.sum(archive == part))) != expected:
+            raise UserError(f"omniglot: got {got} characters in {part}, expected {expected}")
+    if split == "random":
+        return shuffled((1100, 100, 423), seed)
+    background, evaluation = (np.flatnonzero(archive == part) for part in OMNIGLOT)
+    train, validation = shuffled((864, 100), seed)
+    return [background[train], background[validation], evaluation]
+
+
+def folder_layout(ids: Sequence[str], *, report: Report = print) -> dict[str, dict[str, str]]:
+    """Tell the part and the class of images from their paths.
+
+    With `test/` and either `train/` or images directly in the data folder (unlabelled training
+    images), the folders are the parts; else all images belong to `all`, to be split by fractions.
+    The class of an image is its folder; a folder around everything is ignored.
+
+    Args:
+      ids: paths with `/`.
+      report: called with one line on images that belong nowhere.
+
+    Returns:
+      {train, validation, test or all: {id: class}}; the class is empty where unlabelled.
+
+    Raises:
+      UserError: no layout fits.
+    """
+    paths = [id_.split("/") for id_ in ids]
+    while (
+        len({path[0] for path in paths}) == 1
+        and paths[0][0].lower() not in PART_NAMES
+        and min(map(len, paths)) > 1
+        and max(map(len, paths)) > 2
+    ):
+        paths = [path[1:] for path in paths]
+    tops = {path[0] for path in paths if len(path) > 1}
+    names = {PART_NAMES.get(top.lower(), "") for top in tops}
+    loose = min(map(len, paths)) == 1
+    by_part = "test" in names and ("train" in names or loose)
+    if not by_part and (not tops or len(names) > 1 and "" not in names):
+        raise UserError(
+            f"folder: got {', '.join(sorted(tops)) or 'images without folders'}; expected class "
+            "folders, or test/ with class folders and train/ (or images directly in data.dir)"
+        )
+    layout: dict[str, dict[str, str]] = {}
+    for id_, (*folders, _) in zip(ids, paths, strict=True):
+        if not by_part:
+            part = "all" if folders else ""
+        elif folders:
+            part = PART_NAMES.get(folders.pop(0).lower(), "")
+        else:
+            part = "" if "train" in names else "train"
+        layout.setdefault(part, {})[id_] = "/".join(folders)
+    if ignored := layout.pop("", None):
+        report(f"folder: left out {len(ignored)} images outside of the layout: {min(ignored)}, ...")
+    for part, classes in layout.items():
+        if "" in classes.values() and (part != "train" or any(classes.values())):
+            stray = next(id_ for id_ in classes if not classes[id_])
+            raise UserError(
+                f"folder: {stray} is outside of the class folders of {part}; "
+                "expected all images in class folders (or, in train, none)"
+            )
+    return layout
+
+
+def complete(tables: dict[str, Split], config: DataConfig) -> Parts:
+    """Split `all` by fractions, or fill a missing validation part from train (or test) classes."""
+    validation, test = config.validation_fraction, config.test_fraction
+    if "all" in tables:
+        return partition(tables["all"], validation, test, config.split_seed)
+    if "validation" not in tables:
+        source, share = "train", validation
+        if not tables["train"].num_classes:  # of the classes that both come from
+            source, share = "test", validation / (validation + test)
+        whole = tables[source]
+        rest, held_out = shuffled(split_sizes(whole.num_classes, share), config.split_seed)
+        tables |= {source: select(whole, rest), "validation": select(whole, held_out)}
+    return tables["train"], tables["validation"], tables["test"]
+
+
+def check(config: DataConfig, name: str, part: Split) -> None:
+    """Refuse a part whose arrays do not fit together or that cannot serve its purpose."""
+    where, n = f"{config.name}, {name} part", len(part.images)
+    shape = (n, config.image_size, config.image_size, config.channels)
+    if part.images.dtype != np.uint8 or part.images.shape != shape or n == 0:
+        raise UserError(
+            f"{where}: got images {part.images.dtype} {part.images.shape}, expected "
+            f"uint8 {shape} and at least one"
+        )
+    rows = [len(a) for a in (part.images, part.labels, part.ids, part.embeddings) if a is not None]
+    found = np.unique(part.labels)
+    wanted = np.arange(part.num_classes) if part.num_classes else np.array([-1])
+    good_labels = part.labels.dtype == np.int32 and np.array_equal(found, wanted)
+    if not good_labels or len(set(rows)) > 1:
+        raise UserError(
+            f"{where}: got {part.labels.dtype} labels {found[:5]}... and arrays of {rows} rows; "
+            f"expected int32 labels, all of {wanted[:5]}..., and equally many rows"
+        )
+    counts = np.bincount(part.labels[part.labels >= 0], minlength=1)
+    if name != "train" and (part.num_classes < MIN_CLASSES or counts.min() < 2):
+        few = part.class_names[counts.argmin()] if part.num_classes else "no labels"
+        raise UserError(
+            f"{where}: got {part.num_classes} classes, the smallest ({few}) with {counts.min()} "
+            f"images; needed {MIN_CLASSES} classes of 2 images, one to learn from and one to test"
+        )

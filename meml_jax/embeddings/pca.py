@@ -1,0 +1,46 @@
+"""Principal components as embeddings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from sklearn.decomposition import PCA
+from threadpoolctl import threadpool_limits
+
+from meml_jax.config import EmbeddingConfig
+from meml_jax.types import UserError
+
+
+def fit(images: np.ndarray, key: jax.Array, config: EmbeddingConfig):
+    """Fit principal components to uint8 images [N, H, W, C].
+
+    Args:
+      images: uint8 [N, H, W, C].
+      key: random key of the randomised solver.
+      config: `dim` components, `whiten` to unit variance.
+
+    Returns:
+      (encode to float32 [N, dim], info with the share of variance that is explained).
+
+    Raises:
+      UserError: more components than images or pixels.
+    """
+    most = min(len(images), int(np.prod(images.shape[1:])))
+    if not 1 <= config.dim <= most:
+        raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
+    seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
+    model = PCA(config.dim, whiten=config.whiten, svd_solver="randomized", random_state=seed)
+
+    def flat(images: np.ndarray) -> np.ndarray:
+        return images.reshape(len(images), -1).astype(np.float32) / 255
+
+    with threadpool_limits(1):  # the same sums in the same order on every machine
+        model.fit(flat(images))
+
+    def encode(images: np.ndarray) -> np.ndarray:
+        return model.transform(flat(images)).astype(np.float32)
+
+    info: dict[str, Any] = {"explained_variance": float(model.explained_variance_ratio_.sum())}
+    return encode, info

@@ -1,0 +1,21 @@
+"""The images themselves as embeddings: the simplest baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from meml_jax.config import EmbeddingConfig
+
+
+def fit(images: np.ndarray, key: jax.Array, config: EmbeddingConfig):
+    """Return an encoder of uint8 images [N, H, W, C] to their pixels in [0, 1], [N, H*W*C]."""
+    del key, config
+
+    def encode(images: np.ndarray) -> np.ndarray:
+        return images.reshape(len(images), -1).astype(np.float32) / 255
+
+    info: dict[str, Any] = {"dim": int(np.prod(images.shape[1:]))}
+    return encode, info

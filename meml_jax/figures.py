@@ -1,0 +1,221 @@
+"""Figures drawn from stored values alone: no display, no global state, a PNG on a white ground."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+
+from meml_jax.files import write_atomic
+from meml_jax.report import series_name
+
+# Okabe and Ito's colours, told apart by colour-blind readers; yellow is too faint on white.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+_GRAY = "#666666"
+_DPI = 150
+_STYLE: Any = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
+    "grid.color": "#E5E5E5", "axes.axisbelow": True, "axes.titlesize": 10, "legend.frameon": False,
+    "legend.fontsize": 9, "lines.linewidth": 1.8, "lines.markersize": 5,
+}  # fmt: skip
+
+Paper = Mapping[str, Mapping[int, float]]
+
+
+def accuracy_curve(
+    results: Mapping[str, Any], path: str | os.PathLike[str], *, paper: Paper | None = None
+) -> None:
+    """Draw accuracy against the number of classes learned, with 95 % intervals and chance.
+
+    Args:
+      results: `meta_test` and `comparisons` as in `results.json`; accuracies in [0, 1].
+      path: PNG to write.
+      paper: published rows, name to {number of classes: accuracy in %}, drawn dashed.
+    """
+    curves = [
+        (series_name(results, series), series["points"])
+        for series in [results["meta_test"], *results.get("comparisons", [])]
+    ]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.8, 4.2), layout="constrained")
+        ax = figure.subplots()
+        lines: list[Any] = []
+        for i, (name, points) in enumerate(curves):
+            points = sorted(points, key=lambda point: point["num_classes"])
+            x = np.array([point["num_classes"] for point in points])
+            y = 100 * np.array([point["accuracy"] for point in points])
+            half = 100 * np.array([point.get("ci95") or 0.0 for point in points])
+            look = _look(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
+            ax.fill_between(x, y - half, y + half, alpha=0.15, linewidth=0, color=look["color"])
+            lines.append(ax.errorbar(x, y, half, capsize=3, elinewidth=1.2, label=name, **look))
+        for i, (name, row) in enumerate((paper or {}).items(), start=len(curves)):
+            look = _look(i) | {"ls": "--", "lw": 1.1, "mfc": "white", "label": f"{name} (paper)"}
+            lines += ax.plot(list(row), list(row.values()), **look)
+        chance = {p["num_classes"]: 100 * p["chance"] for _, points in curves for p in points}
+        x = np.array(sorted(chance))
+        lines += ax.plot(x, [chance[n] for n in x], ":", marker=".", color=_GRAY, label="chance")
+        counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
+        ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
+        ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
+        ax.set_title(f"{results['dataset']}: accuracy over all classes seen, with 95 % interval")
+        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+        _save(figure, path)
+
+
+def cluster_grid(
+    clusters: Sequence[tuple[np.ndarray, np.ndarray]],
+    path: str | os.PathLike[str],
+    *,
+    max_images: int = 14,
+) -> None:
+    """Draw clusters as rows of images, highest attention first, framed by their weight.
+
+    Args:
+      clusters: (images uint8 [n, H, W, C], alpha float [n] that sums to 1) for each row.
+      path: PNG to write.
+      max_images: of a larger cluster the highest and the lowest weights are shown.
+    """
+    columns = min(max_images, max(len(alpha) for _, alpha in clusters))
+    high = columns - columns // 2  # images before the gap in a row that is cut
+    relative = np.concatenate([len(alpha) * np.asarray(alpha) for _, alpha in clusters])
+    # At least a factor of 2, so that noise about equal weights does not look like a preference.
+    octaves = int(np.clip(np.ceil(np.abs(np.log2(np.maximum(relative, 1e-3))).max()), 1, 3))
+    norm, cmap = LogNorm(2.0**-octaves, 2.0**octaves, clip=True), matplotlib.colormaps["viridis"]
+    with matplotlib.rc_context({**_STYLE, "axes.grid": False}):
+        size = (max(0.72 * columns + 2.2, 5.2), max(0.92 * len(clusters) + 0.7, 2.0))
+        figure = Figure(figsize=size, layout="constrained")
+        ax = figure.subplots()
+        for row, (images, alpha) in enumerate(clusters):
+            n, top = len(alpha), -1.3 * row
+            order = np.argsort(-np.asarray(alpha), kind="stable")
+            if n > columns:
+                order = np.concatenate([order[:high], order[n - columns // 2 :]])
+                ax.text(high + 0.175, top - 0.5, "...", ha="center", va="center")
+            ax.text(-0.15, top - 0.5, f"n = {n}", ha="right", va="center", fontsize=9)
+            for column, i in enumerate(order):
+                left = column + 0.08 + (0.35 if n > columns and column >= high else 0.0)
+                image = images[i][..., 0] if images.shape[-1] == 1 else images[i]
+                extent = (left, left + 0.84, top - 0.92, top - 0.08)
+                ax.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
+                color = cmap(norm(n * float(alpha[i])))
+                ax.add_patch(
+                    Rectangle((left, top - 0.92), 0.84, 0.84, fill=False, lw=3.5, ec=color)
+                )
+                ax.text(left + 0.42, top - 1, f"{alpha[i]:.3f}", ha="center", va="top", fontsize=7)
+        ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
+        ax.set_title("images of each cluster by attention weight")
+        ax.axis("off")
+        bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, aspect=25, pad=0.01)
+        powers = np.arange(-octaves, octaves + 1)
+        bar.ax.yaxis.set_minor_locator(NullLocator())
+        bar.ax.set_yticks(np.exp2(powers), [f"{2**p}" if p >= 0 else f"1/{2**-p}" for p in powers])
+        bar.set_label("attention weight\nrelative to 1/n")
+        _save(figure, path)
+
+
+def cluster_sizes(
+    sizes: Sequence[int] | np.ndarray, path: str | os.PathLike[str], *, dropped: int = 0
+) -> None:
+    """Draw how many clusters have which size.
+
+    Args:
+      sizes: images of each kept cluster, int [C].
+      path: PNG to write.
+      dropped: number of clusters that were too small to keep.
+    """
+    sizes = np.asarray(sizes)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        ax = figure.subplots()
+        low, high, median = int(sizes.min()), int(sizes.max()), float(np.median(sizes))
+        # Bins are whole numbers of images, so that no bin spans one size more than the next.
+        width = -(-(high - low + 1) // 60)
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        counts = np.histogram(sizes, edges)[0]
+        ax.bar(edges[:-1], counts, width, align="edge", color=COLORS[5], edgecolor="white", lw=0.4)
+        if counts.max() > 50 * counts[counts > 0].min():
+            ax.set(yscale="log", ylim=(0.5, 2 * counts.max()))
+            ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        else:
+            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xlim(edges[0] - width, edges[-1] + width)
+        ax.axvline(median, color=COLORS[1])
+        ax.text(
+            median, 1.01, f"median {median:g}", color=COLORS[1], ha="center", va="bottom",
+            transform=ax.get_xaxis_transform(),
+        )  # fmt: skip
+        ax.set(xlabel="cluster size (images)", ylabel="number of clusters")
+        span = f"{low} to {high}" if low < high else f"{low}"
+        ax.set_title(f"clusters: {len(sizes)} kept, of {span} images; {dropped} dropped", pad=20)
+        _save(figure, path)
+
+
+def training_curves(records: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Draw meta-loss and accuracies against the meta-step.
+
+    Args:
+      records: of `metrics.read`, with `train/loss`, `train/accuracy` and `validation/accuracy`
+        where they were measured; accuracies in [0, 1].
+      path: PNG to write.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.6, 5.2), layout="constrained")
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        _curve(upper, records, "train/loss", "meta-loss", COLORS[0])
+        _curve(lower, records, "train/accuracy", "query images of the task", COLORS[0], 100)
+        _curve(lower, records, "validation/accuracy", "validation classes", COLORS[1], 100)
+        upper.set(ylabel="meta-loss (nats)")
+        lower.set(ylabel="accuracy (%)", xlabel="meta-step", ylim=(-3, 103))
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+        lower.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        if len({record["step"] for record in records}) == 1:
+            lower.set_xlim(records[0]["step"] - 1, records[0]["step"] + 1)
+        figure.align_ylabels()
+        for ax in (upper, lower):
+            if ax.has_data():
+                place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+                ax.legend(ncols=2, **place)  # above the axes, where it hides no data
+            else:
+                ax.text(0.5, 0.5, "not recorded", ha="center", color=_GRAY, transform=ax.transAxes)
+                ax.yaxis.set_major_locator(NullLocator())
+        _save(figure, path)
+
+
+def _curve(
+    ax: Axes, records: Sequence[Mapping[str, Any]], key: str, label: str, color: str, scale: int = 1
+) -> None:
+    """Draw one key: each value faint under their running mean; few values as markers."""
+    points = [(r["step"], scale * r[key]) for r in records if r.get(key) is not None]
+    if not points:
+        return
+    x, y = np.array(points, float).T
+    if len(x) < 25:  # too few to smooth, and one point alone has no line
+        ax.plot(x, y, color=color, marker="o", label=label)
+        return
+    ax.plot(x, y, color=color, alpha=0.25, linewidth=1)
+    window = np.ones(max(3, len(x) // 25))
+    mean = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
+    ax.plot(x, mean, color=color, label=f"{label}, mean of {len(window)} records (each faint)")
+
+
+def _look(i: int) -> dict[str, Any]:
+    """Give curve i a colour and a marker, so that it can be told apart in gray as well."""
+    return {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI, facecolor="white")
+    write_atomic(path, buffer.getvalue())

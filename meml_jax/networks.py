@@ -1,0 +1,196 @@
+"""FEN, attention and CLN: flax.linen modules behind one container of pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from meml_jax.config import NetworkConfig
+from meml_jax.convolution import conv2d
+from meml_jax.learners import Learner
+from meml_jax.types import Array, Params, UserError
+
+STRIDES = (2, 1, 2, 1, 2, 2)
+MIN_IMAGE_SIZE = 27  # the smallest image from which five 3x3 convolutions leave one position
+
+_weight_init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+
+
+class Conv(nn.Module):
+    """A convolution without padding; `x [N, H, W, C] -> [N, H', W', channels]`."""
+
+    channels: int
+    size: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Convolve and add the bias."""
+        shape = (self.size, self.size, x.shape[-1], self.channels)
+        kernel = self.param("kernel", _weight_init, shape, x.dtype)
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
+        return conv2d(x, kernel, stride=self.stride) + bias
+
+
+class FEN(nn.Module):
+    """Feature extraction network f_theta: six convolutions, ReLU between them.
+
+    The last kernel is 3x3 where the map allows it (Mini-ImageNet) and 1x1 otherwise (Omniglot).
+    """
+
+    channels: int
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Map images [N, H, W, C] to the last convolution before its ReLU, flattened, [N, D]."""
+        x = images
+        for layer, stride in enumerate(STRIDES):
+            size = 3 if min(x.shape[1:3]) >= 3 else 1
+            x = Conv(self.channels, size, stride)(x if layer == 0 else nn.relu(x))
+        return x.reshape(x.shape[0], -1)
+
+
+class AttentionScore(nn.Module):
+    """Attention network f_rho: linear D -> D, tanh, linear D -> 1."""
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        """Score features [N, D] -> [N]."""
+        hidden = nn.Dense(features.shape[-1], kernel_init=_weight_init, name="hidden")(features)
+        return nn.Dense(1, kernel_init=_weight_init, name="output")(nn.tanh(hidden))[:, 0]
+
+
+class CLN(nn.Module):
+    """Classification network f_W: linear D -> hidden, ReLU where `relu`, linear hidden -> classes."""
+
+    hidden: int
+    num_classes: int
+    relu: bool
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        """Classify features [N, D] -> logits [N, num_classes]."""
+        x = nn.Dense(self.hidden, kernel_init=_weight_init, name="hidden")(features)
+        x = nn.relu(x) if self.relu else x
+        return nn.Dense(self.num_classes, kernel_init=_weight_init, name="output")(x)
+
+
+class Network(NamedTuple):
+    """Pure functions of the parameters; every function sees the whole tree and uses its role.
+
+    Attributes:
+      init: key -> params {'fen', 'attention' where the learner pools by attention, 'cln'}.
+      encode: (params, images [N, H, W, C]) -> last pre-activation P [N, D].
+      activate: P [N, D] -> R [N, D], what is pooled and classified.
+      score: (params, P [N, D]) -> attention scores f_rho(relu(P)) [N].
+      classify: (params, R [N, D]) -> logits [N, num_classes].
+      num_features: D.
+      num_classes: outputs of the CLN.
+    """
+
+    init: Callable[[Array], Params]
+    encode: Callable[[Params, Array], Array]
+    activate: Callable[[Array], Array]
+    score: Callable[[Params, Array], Array]
+    classify: Callable[[Params, Array], Array]
+    num_features: int
+    num_classes: int
+
+
+def make_network(
+    config: NetworkConfig,
+    learner: Learner,
+    *,
+    image_shape: tuple[int, int, int],
+    num_classes: int,
+    dtype: Any = jnp.float32,
+) -> Network:
+    """Build the network of the supplement's Implementation Details.
+
+    Args:
+      config: widths and the places in which the released code differs.
+      learner: decides whether there is an attention network.
+      image_shape: (H, W, C), H and W at least 27.
+      num_classes: outputs of the CLN.
+      dtype: of the parameters; images must have it too.
+
+    Returns:
+      A Network.
+
+    Raises:
+      UserError: images too small for six convolutions, or an unknown `attention_feature`.
+
+    Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The released
+    code pools and classifies the pre-activation where there is attention, and has no ReLU in the CLN.
+    """
+    if min(image_shape[:2]) < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"images of {image_shape[0]}x{image_shape[1]} pixels are too small for the six "
+            f"convolutions: at least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
+        )
+    activations: dict[str, Callable[[Array], Array]] = {
+        "relu": nn.relu,
+        "preactivation": lambda p: p,
+    }
+    if config.attention_feature not in activations:
+        raise UserError(
+            f"network.attention_feature={config.attention_feature!r}, expected one of "
+            f"{sorted(activations)}"
+        )
+    activate = activations[config.attention_feature] if learner.uses_attention else nn.relu
+    fen = FEN(config.channels)
+    attention = AttentionScore()
+    cln = CLN(config.hidden, num_classes, config.cln_relu)
+    images = jnp.zeros((1, *image_shape), dtype)
+    num_features = jax.eval_shape(fen.init_with_output, jax.random.key(0), images)[0].shape[-1]
+    features = jnp.zeros((1, num_features), dtype)
+
+    def init(key: Array) -> Params:
+        fen_key, attention_key, cln_key = jax.random.split(key, 3)
+        params = {"fen": fen.init(fen_key, images), "cln": cln.init(cln_key, features)}
+        if learner.uses_attention:
+            params["attention"] = attention.init(attention_key, features)
+        return jax.tree.map(lambda x: x.astype(dtype), {k: v["params"] for k, v in params.items()})
+
+    return Network(
+        init=init,
+        encode=lambda params, images: fen.apply({"params": params["fen"]}, images),
+        activate=activate,
+        score=lambda params, p: attention.apply({"params": params["attention"]}, nn.relu(p)),
+        classify=lambda params, r: cln.apply({"params": params["cln"]}, r),
+        num_features=num_features,
+        num_classes=num_classes,
+    )
+
+
+def reset_class_rows(key: Array, params: Params, classes: Array, *, reset_bias: bool) -> Params:
+    """Draw the CLN's output rows W_i of the given classes anew, N(0, 2/hidden) (Alg. 1, line 6).
+
+    Args:
+      key: random key.
+      params: parameters by role.
+      classes: int32 [B]; a class that stands twice gets one draw.
+      reset_bias: also set the classes' biases to their initial value, 0.
+
+    Returns:
+      Parameters with the rows replaced; they stay replaced, the outer update starts from them.
+
+    Differs from the paper: it does not say whether the bias belongs to W_i; the released code never
+    resets it (`reset_bias=False`).
+    """
+    output = params["cln"]["output"]
+    hidden = output["kernel"].shape[0]
+
+    def draw(label: Array) -> Array:
+        row = jax.random.normal(jax.random.fold_in(key, label), (hidden,), output["kernel"].dtype)
+        return row * jnp.sqrt(2.0 / hidden).astype(row.dtype)
+
+    rows = jax.vmap(draw)(classes)
+    output = output | {"kernel": output["kernel"].at[:, classes].set(rows.T)}
+    if reset_bias:
+        output = output | {"bias": output["bias"].at[classes].set(0.0)}
+    return params | {"cln": params["cln"] | {"output": output}}

@@ -1,0 +1,180 @@
+"""A report in Markdown from the values of `results.json` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import PurePath
+from typing import Any
+
+_CLASSES = (10, 50, 75, 100, 150, 200)
+PAPER: dict[str, dict[str, tuple[float, ...]]] = {
+    "omniglot": {  # Table 1
+        "Oracle OML": (88.4, 74.0, 69.8, 57.4, 51.6, 47.9),
+        "Oracle MEML": (92.3, 78.2, 72.7, 60.9, 51.8, 51.4),
+        "OML": (74.6, 32.5, 30.6, 25.8, 19.9, 16.1),
+        "OML single": (67.5, 32.0, 30.2, 24.3, 18.4, 15.3),
+        "MEML mean": (60.6, 31.2, 25.8, 21.3, 17.0, 13.7),
+        "MEML": (84.6, 37.3, 37.5, 30.9, 25.4, 20.7),
+        "MEML RS": (81.6, 56.4, 54.0, 44.6, 34.1, 27.4),
+    },
+}
+"""Published accuracies in %, by dataset and row, at 10, 50, 75, 100, 150 and 200 classes."""
+
+_SETTINGS = (
+    "tasks.labels", "tasks.balance", "network.channels", "network.hidden", "inner.lr", "outer.lr",
+    "outer.meta_batch", "train.steps", "test.shots", "test.queries", "test.checkpoint",
+)  # fmt: skip
+
+
+def paper_rows(dataset: str) -> dict[str, dict[int, float]]:
+    """Return what the paper reports on a dataset, row name to {number of classes: accuracy in %}.
+
+    Args:
+      dataset: name of the dataset; one that the paper has no such table for gives no rows.
+    """
+    rows = PAPER.get(dataset, {})
+    return {name: dict(zip(_CLASSES, row, strict=True)) for name, row in rows.items()}
+
+
+def series_name(results: Mapping[str, Any], series: Mapping[str, Any]) -> str:
+    """Name one curve of `results`: its own name, else the learner and head of the run."""
+    return str(series.get("name") or f"{results['learner']} ({series['head']} head)")
+
+
+def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
+    """Write the report.
+
+    Args:
+      results: content of `results.json`; parts that are absent or null are left out. A key `config`
+        with the effective configuration, as nested dicts, adds the main settings.
+      figures: paths of the figures relative to the report.
+
+    Returns:
+      Markdown, ending with a newline.
+    """
+    parts = [
+        [f"# {results['learner']} on {results['dataset']}"],
+        _run(results),
+        _accuracy(results),
+        _clustering(results.get("clustering") or {}),
+        _cost(results.get("meta_train") or {}),
+        ["## Figures", *(f"![{_title(path)}]({path})" for path in figures)] if figures else [],
+    ]
+    return "\n\n".join(block for part in parts for block in part) + "\n"
+
+
+def _run(results: Mapping[str, Any]) -> list[str]:
+    versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
+    embedding = ", ".join(f"{k} {_value(v)}" for k, v in (results.get("embedding") or {}).items())
+    facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
+    facts |= {"versions": versions or None, "embedding": embedding or None}
+    for name in _SETTINGS:
+        group, field = name.split(".")
+        facts[f"`{name}`"] = results.get("config", {}).get(group, {}).get(field)
+    return ["## Run", _bullets(facts)]
+
+
+def _accuracy(results: Mapping[str, Any]) -> list[str]:
+    test = results["meta_test"]
+    series = [test, *(results.get("comparisons") or [])]
+    points = [
+        (series_name(results, one), {point["num_classes"]: point for point in one["points"]})
+        for one in series
+    ]
+    counts = sorted({count for _, row in points for count in row})
+    runs = sorted({point["runs"] for point in test["points"]})
+    rows = [(name, [_interval(row.get(n)) for n in counts]) for name, row in points]
+    for name, row in paper_rows(results["dataset"]).items():
+        if set(row) & set(counts):
+            published = [f"{row[n]:.1f}" if n in row else "-" for n in counts]
+            rows.append((f"{name} (paper)", published))
+    chance = {n: point["chance"] for _, row in points for n, point in row.items()}
+    rows.append(("chance", [_percent(chance[n]) for n in counts]))
+    blocks = [
+        "## Accuracy",
+        "Test accuracy in % over all classes seen, by number of classes, ± half the width of the "
+        f"95 % interval (runs: {', '.join(map(str, runs))}; protocol `{test['protocol']}`, "
+        f"head `{test['head']}`).",
+        _table(counts, rows),
+    ]
+    for text, key, form in (
+        (
+            "Train accuracy in %, on the stream's own images. Low here: not learned, or forgotten; "
+            "high here and low above: not generalised.",
+            "train_accuracy",
+            _percent,
+        ),
+        ("Chosen learning rate of the meta-test.", "learning_rate", _value),
+    ):
+        cells = [(name, [form(row.get(n, {}).get(key)) for n in counts]) for name, row in points]
+        table = [(name, row) for name, row in cells if set(row) != {"-"}]
+        if table:
+            blocks += [text, _table(counts, table)]
+    return blocks
+
+
+def _clustering(values: Mapping[str, Any]) -> list[str]:
+    if not values:
+        return []
+    size = [_value(values.get(f"size_{name}")) for name in ("min", "median", "max")]
+    facts = {f"clusters {k}": values.get(k) for k in ("requested", "actual", "kept", "dropped")}
+    facts["images a cluster (min, median, max)"] = ", ".join(size)
+    if values.get("purity") is not None:
+        facts["purity"] = f"{values['purity']:.3f}"
+    if values.get("nmi") is not None:
+        facts["normalised mutual information"] = f"{values['nmi']:.3f}"
+    blocks = ["## Clusters", _bullets(facts)]
+    if "purity" in facts or "normalised mutual information" in facts:
+        blocks.append("Purity and mutual information: true labels used for this report only.")
+    return blocks
+
+
+def _cost(values: Mapping[str, Any]) -> list[str]:
+    if not values:
+        return []
+    peak = values.get("peak_bytes")
+    facts = {
+        "meta-steps": values.get("steps"),
+        "seconds": values.get("seconds"),
+        "meta-steps/s": values.get("steps_per_second"),
+        "seconds to compile": values.get("compile_seconds"),
+        "peak memory (MiB)": round(peak / 2**20) if peak is not None else "not measured",
+    }
+    return ["## Cost of meta-training", _bullets(facts)]
+
+
+def _bullets(facts: Mapping[str, Any]) -> str:
+    return "\n".join(f"- {name}: {_value(v)}" for name, v in facts.items() if v is not None)
+
+
+def _table(counts: Sequence[int], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    lines = [["classes", *map(str, counts)], ["---", *["---:"] * len(counts)]]
+    lines += [[name.replace("|", "\\|"), *cells] for name, cells in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _interval(point: Mapping[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    half = point.get("ci95")
+    return _percent(point["accuracy"]) + (f" ± {_percent(half)}" if half is not None else "")
+
+
+def _percent(share: float | None) -> str:
+    """Give a share in % with one decimal, rounded as by hand: 0.9625 is 96.3."""
+    if share is None:
+        return "-"
+    percent = Decimal(repr(float(share))).scaleb(2)
+    return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def _value(value: Any) -> str:
+    """Give a number in four digits, whole numbers in full."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _title(path: str) -> str:
+    return PurePath(path).stem.replace("_", " ")

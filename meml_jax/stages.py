@@ -1,0 +1,566 @@
+"""The stages embed -> cluster -> train -> test -> report on a workdir; each is reused while it holds.
+
+A stage's product carries the fingerprint of the settings and inputs that made it. The same fingerprint
+means the product is reused, another one that the stage is done anew; training is never thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meml_jax import (
+    checkpoints,
+    clustering,
+    embeddings,
+    figures,
+    losses,
+    meta_test,
+    meta_train,
+    metrics,
+    report,
+    tasks,
+    training,
+)
+from meml_jax.config import Config, flatten, from_dict
+from meml_jax.files import write_atomic, write_json
+from meml_jax.learners import get_learner
+from meml_jax.networks import Network, make_network
+from meml_jax.pooling import pool
+from meml_jax.types import Dataset, Params, TaskTable, TrainState, UserError
+
+STAGES = ("embed", "cluster", "train", "test", "report")
+Report = Callable[[str], None]
+
+# What the parameters of a finished training depend on; other fields may change in a workdir.
+_TRAINING = ("seed", "precision", "learner", "embedding", "clustering", "tasks", "network", "inner")
+_TRAINING += ("outer", "data.name", "data.image_size", "data.channels", "data.split")
+_TRAINING += ("data.split_seed", "data.num_classes", "data.per_class", "data.validation_fraction")
+_TRAINING += ("data.test_fraction",)
+
+
+class Clusters(NamedTuple):
+    """Product of the cluster stage.
+
+    Attributes:
+      labels: int32 [N], pseudo-label of each training image (true label for oracles).
+      table: kept clusters, on the host.
+      kept: int32 [C], label that each kept cluster had.
+      info: `clustering` of results.json.
+      fingerprint: of the stage.
+    """
+
+    labels: np.ndarray
+    table: TaskTable
+    kept: np.ndarray
+    info: dict[str, Any]
+    fingerprint: str
+
+
+class Model(NamedTuple):
+    """What is trained on, by what."""
+
+    network: Network
+    spec: tasks.TaskSpec
+    bounds: np.ndarray
+    fingerprint: str
+
+
+def fingerprint(*parts: Any) -> str:
+    """Digest of JSON-able values, settings and arrays.
+
+    Only settings that differ from their default count, so a later version's new field, off by
+    default, does not make what exists look foreign.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        if dataclasses.is_dataclass(value):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            return {k: v for k, v in fields.items() if v != getattr(type(value)(), k)}
+        return value
+
+    text = json.dumps([plain(part) for part in parts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
+    """Claim a workdir for this process and config, and write `config.json`.
+
+    Raises:
+      UserError: the folder cannot be written, is in use, holds other things, or holds training of a
+        config that differs in a field which training depends on.
+    """
+    try:
+        existed = workdir.exists()
+        workdir.mkdir(parents=True, exist_ok=True)
+        strangers = existed and not (workdir / "config.json").exists() and any(workdir.iterdir())
+        if strangers:
+            raise UserError(f"{workdir} is not empty and not a workdir; use another --workdir")
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the workdir {workdir} ({error.strerror}); use another --workdir"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another process works in {workdir}; wait for it or use another --workdir"
+            ) from None
+        _check_same_training(workdir, config)
+        write_json(workdir / "config.json", dataclasses.asdict(config))
+        yield
+
+
+def _check_same_training(workdir: Path, config: Config) -> None:
+    trained = workdir / "checkpoints"
+    if not (trained.is_dir() and any(trained.iterdir())):
+        return
+    try:
+        stored = flatten(from_dict(json.loads((workdir / "config.json").read_text())))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read {workdir / 'config.json'} ({error}), so what was trained there is not "
+            "known; use another --workdir"
+        ) from None
+    now = flatten(config)
+    differing = [
+        f"{name} is {stored[name]!r} there, {value!r} now"
+        for name, value in now.items()
+        if name.startswith(_TRAINING) and stored[name] != value
+    ]
+    if differing:
+        raise UserError(
+            f"{workdir} holds training of another config: {'; '.join(differing)}; use another "
+            "--workdir or the old values"
+        )
+
+
+def _save_npz(path: Path, **arrays: Any) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomic(path, buffer.getvalue())
+
+
+def _load_npz(path: Path, wanted: str) -> dict[str, np.ndarray] | None:
+    """Load a product if it is there, whole, and of the wanted fingerprint."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = dict(stored)
+    except (OSError, ValueError, EOFError):
+        return None
+    return arrays if str(arrays.get("fingerprint")) == wanted else None
+
+
+def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray:
+    """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings)."""
+    path = workdir / "embeddings.npz"
+    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash)
+    if (stored := _load_npz(path, wanted)) is not None:
+        say(f"embed: reuses {path}")
+        return stored["embeddings"]
+    split = dataset.train
+    info: dict[str, Any] = {}
+    if config.embedding.name == "npz":
+        if split.embeddings is None:
+            raise UserError(
+                f"embedding.name='npz', but the data set {config.data.name!r} brings no embeddings; "
+                "use an npz with a key Z, or another embedding"
+            )
+        z = split.embeddings
+    else:
+        key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("embed"))
+        fit = embeddings.get_fit(config.embedding.name)
+        encode, info = fit(split.images, key, config.embedding)
+        z = encode(split.images)
+    z = embeddings.l2_normalize(z) if config.embedding.normalize else z
+    clustering.check_embeddings(z)
+    z = np.asarray(z, np.float32)
+    _save_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
+    say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
+    return z
+
+
+def cluster(
+    config: Config, dataset: Dataset, z: np.ndarray, workdir: Path, say: Report
+) -> Clusters:
+    """Turn embeddings into clusters; writes `tasks.npz`."""
+    path, settings = workdir / "tasks.npz", config.tasks
+    wanted = fingerprint(
+        config.clustering, config.seed, settings.labels, settings.min_size, z, dataset.train.labels
+    )
+    if (stored := _load_npz(path, wanted)) is not None:
+        say(f"cluster: reuses {path}")
+        table = TaskTable(stored["index"], stored["start"], stored["size"])
+        info = json.loads(str(stored["info"]))
+        return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
+    true = dataset.train.labels
+    if settings.labels == "clusters":
+        labels, details = clustering.cluster(z, config.clustering, seed=config.seed)
+        requested, actual = details.requested, details.actual
+    elif settings.labels == "true":
+        if len(true) == 0 or true.min() < 0:
+            raise UserError(
+                "tasks.labels='true', but training images have no labels; use 'clusters'"
+            )
+        labels, requested, actual = true, dataset.train.num_classes, len(np.unique(true))
+    else:
+        raise UserError(f"tasks.labels={settings.labels!r}, expected 'clusters' or 'true'")
+    table, kept = tasks.table_from_labels(labels, min_size=settings.min_size)
+    info = {
+        "labels": settings.labels,
+        "requested": requested,
+        "actual": actual,
+        "kept": len(kept),
+        "dropped": actual - len(kept),
+        "size_min": int(table.size.min()),
+        "size_median": float(np.median(table.size)),
+        "size_max": int(table.size.max()),
+        **(clustering.agreement(true, labels) or {"purity": None, "nmi": None}),
+    }
+    _save_npz(
+        path,
+        index=table.index,
+        start=table.start,
+        size=table.size,
+        kept_labels=kept,
+        labels=labels,
+        ids=dataset.train.ids,
+        requested=requested,
+        actual=actual,
+        kept=len(kept),
+        dropped=actual - len(kept),
+        info=json.dumps(info),
+        fingerprint=wanted,
+    )
+    agreement = "" if info["purity"] is None else f", purity {info['purity']:.3f}"
+    agreement += (
+        "" if info["nmi"] is None else f", NMI {info['nmi']:.3f} (true labels, report only)"
+    )
+    say(
+        f"cluster: {requested} requested, {actual} actual, {len(kept)} kept, "
+        f"{actual - len(kept)} dropped (under {settings.min_size} images), sizes "
+        f"{info['size_min']} to {info['size_max']}, median {info['size_median']:g}{agreement}"
+    )
+    return Clusters(labels, table, kept, info, wanted)
+
+
+def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
+    """Build the network and the tasks' shapes for a set of clusters."""
+    spec = tasks.make_spec(config.tasks, clusters.table, clusters.kept)
+    if config.tasks.num_buckets < 1:
+        raise UserError(f"tasks.num_buckets={config.tasks.num_buckets}, expected at least 1")
+    bounds = tasks.bucket_bounds(clusters.table, spec, num_buckets=config.tasks.num_buckets)
+    network = make_network(
+        config.network,
+        get_learner(config.learner),
+        image_shape=dataset.train.images.shape[1:],
+        num_classes=len(clusters.kept),
+    )
+    identity = (config.learner, config.seed, config.precision, dataset.content_hash)
+    parts = (config.tasks, config.network, config.inner, config.outer, clusters.fingerprint)
+    return Model(network, spec, bounds, fingerprint(*identity, *parts))
+
+
+def _init_key(config: Config) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(config.seed), len(STAGES))
+
+
+def _fresh_state(config: Config, model: Model) -> TrainState:
+    tx = meta_train.outer_optimizer(config.outer)
+    return meta_train.init_state(_init_key(config), model.network, tx)
+
+
+def train(
+    config: Config, dataset: Dataset, clusters: Clusters, model: Model, workdir: Path, say: Report
+) -> dict[str, Any]:
+    """Meta-train; writes `checkpoints/`, `metrics.jsonl`, `tensorboard/`; returns `meta_train`."""
+    call = meta_train.make_train_call(
+        network=model.network,
+        learner=get_learner(config.learner),
+        inner=config.inner,
+        outer=config.outer,
+        spec=model.spec,
+        bounds=model.bounds,
+        steps_per_call=config.train.steps_per_call,
+    )
+    size = jnp.asarray(clusters.table.size)
+    balanced = config.tasks.balance == "loss"
+    weights = losses.gamma(size) if balanced else jnp.ones(size.shape)
+    table = jax.tree.map(jnp.asarray, clusters.table)
+    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("train"))
+    data = (jnp.asarray(dataset.train.images), table, weights, key)
+    say(f"train: {config.learner}, {len(size)} clusters, padded sizes {model.bounds.tolist()}")
+    summary = training.train(
+        call,
+        functools.partial(_fresh_state, config, model),
+        data,
+        config.train,
+        workdir=workdir,
+        fingerprint=model.fingerprint,
+        validate=_validation(config, dataset, model),
+        report=say,
+    )
+    say(
+        f"train: {summary['steps']} steps in {summary['seconds']:.0f} s, "
+        f"{summary['steps_per_second']:.1f} steps/s"
+    )
+    return summary
+
+
+def _validation(config: Config, dataset: Dataset, model: Model):
+    """Make the function that judges a state: prototype accuracy on the validation classes."""
+    images, table = (
+        jnp.asarray(dataset.validation.images),
+        meta_test.class_table(dataset.validation),
+    )
+    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("report"))
+    settings = dataclasses.replace(config.test, runs=1, protocol="clean")
+    num_classes = dataset.validation.num_classes
+
+    def validate(state: TrainState) -> float:
+        features = meta_test.encode(state.params, images, network=model.network)
+        pool_ = meta_test.Pool(features, table)
+        point = meta_test.prototype_point(key, pool_, settings, num_classes=num_classes)
+        return point["accuracy"]
+
+    return validate
+
+
+def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params, int]:
+    """Load the parameters that `test.checkpoint` names: (params, step)."""
+    template = jax.eval_shape(functools.partial(_fresh_state, config, model))
+    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
+        state, meta = checkpoints.restore(manager, template, config.test.checkpoint)
+    if meta["fingerprint"] != model.fingerprint:
+        raise UserError(
+            f"{workdir / 'checkpoints'} belongs to other settings or other images; use another "
+            "--workdir"
+        )
+    return state.params, int(state.step)
+
+
+def test(
+    config: Config,
+    dataset: Dataset,
+    clusters: Clusters,
+    model: Model,
+    workdir: Path,
+    say: Report,
+    *,
+    meta_train_summary: dict[str, Any],
+) -> dict[str, Any]:
+    """Meta-test with every head and both baselines; writes and returns `results.json`.
+
+    Finished points are stored one by one in `points.json`, so a stopped meta-test goes on.
+    """
+    params, step = restore_params(config, model, workdir)
+    wanted = fingerprint(model.fingerprint, step, config.test)
+    path = workdir / "points.json"
+    points: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        stored = json.loads(path.read_text())
+        points = stored["points"] if stored["fingerprint"] == wanted else {}
+    if points:
+        say(f"test: reuses {len(points)} finished points of {path}")
+
+    curves = _curves(config, dataset, model, params)
+    for name, evaluate in curves.items():
+        for num_classes in config.test.num_classes:
+            label = f"{name}/{num_classes}"
+            if label not in points:
+                points[label] = evaluate(num_classes)
+                write_json(path, {"fingerprint": wanted, "points": points})
+                point = points[label]
+                rate = point["learning_rate"]
+                say(
+                    f"test: {name}, {num_classes} classes: {100 * point['accuracy']:.1f} ± "
+                    f"{100 * point['ci95']:.1f} %" + (f", rate {rate:g}" if rate else "")
+                )
+
+    def series(head: str, **extra: Any) -> dict[str, Any]:
+        rows = [points[f"{head}/{n}"] for n in config.test.num_classes]
+        return {"protocol": config.test.protocol, "head": head, "points": rows, **extra}
+
+    first, *others = curves
+    results = {
+        "schema": 1,
+        "dataset": config.data.name,
+        "learner": config.learner,
+        "preset": config.preset,
+        "seed": config.seed,
+        "device": device_name(),
+        "versions": versions(),
+        "precision": config.precision,
+        "content_hash": dataset.content_hash,
+        "embedding": {"name": config.embedding.name},
+        "clustering": clusters.info,
+        "meta_train": meta_train_summary,
+        "meta_test": series(first) | {"checkpoint_step": step},
+        "comparisons": [series(head, name=CURVE_NAMES[head]) for head in others],
+        "config": dataclasses.asdict(config),
+    }
+    write_json(workdir / "results.json", results)
+    return results
+
+
+CURVE_NAMES = {
+    "sgd": "sgd head",
+    "sgd_reservoir": "sgd head + reservoir",
+    "prototype": "prototype head",
+    "pixels": "baseline: nearest class mean of raw pixels",
+    "untrained": "baseline: untrained network, prototypes",
+}
+
+
+def _curves(config: Config, dataset: Dataset, model: Model, params: Params):
+    """List what is evaluated, by name: functions of the number of classes, features computed once."""
+    settings = config.test
+    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("test"))
+    network = model.network
+    outputs = settings.num_outputs or dataset.test.num_classes
+    head = make_network(
+        config.network,
+        get_learner(config.learner),
+        image_shape=dataset.test.images.shape[1:],
+        num_classes=outputs,
+    )
+    tables = {
+        name: meta_test.class_table(getattr(dataset, name)) for name in ("test", "validation")
+    }
+
+    @functools.cache
+    def features(part: str, source: str) -> jax.Array:
+        images = jnp.asarray(getattr(dataset, part).images)
+        if source == "pixels":
+            return meta_train.to_float(images).reshape(len(images), -1)
+        weights = params if source == "trained" else network.init(_init_key(config))
+        return meta_test.encode(weights, images, network=network)
+
+    def pool_of(part: str, source: str) -> meta_test.Pool:
+        return meta_test.Pool(features(part, source), tables[part])
+
+    def prototype(num_classes: int, *, source: str) -> dict[str, Any]:
+        point_key = jax.random.fold_in(key, num_classes)
+        return meta_test.prototype_point(
+            point_key, pool_of("test", source), settings, num_classes=num_classes
+        )
+
+    def sgd(num_classes: int, *, reservoir: tuple[int, int] | None) -> dict[str, Any]:
+        output = jax.tree.map(
+            lambda x: jnp.zeros((*x.shape[:-1], outputs), x.dtype), params["cln"]["output"]
+        )
+        return meta_test.sgd_point(
+            jax.random.fold_in(key, num_classes),
+            params | {"cln": params["cln"] | {"output": output}},
+            pool_of("test", "trained"),
+            pool_of("validation", "trained"),
+            settings,
+            network=head,
+            num_classes=num_classes,
+            reservoir=reservoir,
+        )
+
+    memory = (settings.reservoir_size, settings.reservoir_batch)
+    known = {
+        "sgd": functools.partial(sgd, reservoir=None),
+        "sgd_reservoir": functools.partial(sgd, reservoir=memory),
+        "prototype": functools.partial(prototype, source="trained"),
+    }
+    chosen = {name: known[name] for name in settings.heads}
+    return chosen | {
+        "pixels": functools.partial(prototype, source="pixels"),
+        "untrained": functools.partial(prototype, source="untrained"),
+    }
+
+
+def attention_rows(
+    dataset: Dataset, clusters: Clusters, model: Model, params: Params, *, count: int = 10
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pick clusters over the whole range of sizes: (images, attention weights) of each."""
+    table, network = clusters.table, model.network
+    order = np.argsort(table.size, kind="stable")
+    rows = []
+    for c in order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]:
+        positions = table.index[table.start[c] : table.start[c] + table.size[c]][:64]
+        images = dataset.train.images[positions]
+        p = network.encode(params, meta_train.to_float(jnp.asarray(images)))
+        scores = network.score(params, p) if "attention" in params else jnp.zeros(len(p))
+        group, mask = jnp.zeros(len(p), jnp.int32), jnp.ones(len(p), bool)
+        _, alpha = pool(scores, p, group, mask, 1)
+        rows.append((images, np.asarray(alpha[0])))
+    return rows
+
+
+def write_report(
+    config: Config,
+    dataset: Dataset,
+    clusters: Clusters,
+    model: Model,
+    workdir: Path,
+    results: dict[str, Any],
+) -> Path:
+    """Draw the figures and write `report.md` from what the other stages stored."""
+    folder = workdir / "figures"
+    params, _ = restore_params(config, model, workdir)
+    figures.accuracy_curve(results, folder / "accuracy.png", paper=paper_rows(config))
+    figures.cluster_grid(attention_rows(dataset, clusters, model, params), folder / "clusters.png")
+    figures.cluster_sizes(
+        clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
+    )
+    figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
+    names = ("accuracy", "clusters", "cluster_sizes", "training")
+    text = report.render(results, figures=[f"figures/{name}.png" for name in names])
+    write_atomic(workdir / "report.md", text)
+    return workdir / "report.md"
+
+
+def paper_rows(config: Config) -> dict[str, dict[int, float]]:
+    """Rows of the paper that stand beside this run's curve, in %."""
+    oracle = config.tasks.labels == "true"
+    rows = {
+        ("meml", False): ("MEML", "MEML RS"),
+        ("meml_released", False): ("MEML", "MEML RS"),
+        ("oml", False): ("OML",),
+        ("oml", True): ("Oracle OML",),
+        ("meml", True): ("Oracle MEML",),
+    }.get((config.learner, oracle), ())
+    return {k: v for k, v in report.paper_rows(config.data.name).items() if k in rows}
+
+
+def device_name() -> str:
+    """Name the device that JAX uses, e.g. `cpu: x86_64, 2 cores`."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+    return f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    names = ("meml_jax", "jax", "jaxlib", "flax", "optax", "numpy", "scikit-learn")
+    found = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"python": platform.python_version()}

@@ -1,0 +1,234 @@
+"""Tasks from clusters or labels, and their stateless sampling on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meml_jax.config import TasksConfig
+from meml_jax.types import Array, Batch, Task, TaskTable, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+    """How a cluster becomes (S_cluster, S_query); static under jit.
+
+    Attributes:
+      usable_fraction: leading share of a cluster that is used at all.
+      support_fraction: share of the used images that goes to S_cluster.
+      max_used: most images of one cluster in a task, None for all.
+      num_random_query: images of other clusters in S_query.
+      exclude_own: random query images never come from the current cluster.
+      num_queried: only the first so many clusters give random query images.
+      pool_size: padded size of the usable part of the largest cluster.
+    """
+
+    usable_fraction: float
+    support_fraction: float
+    max_used: int | None
+    num_random_query: int
+    exclude_own: bool
+    num_queried: int
+    pool_size: int
+
+
+def table_from_labels(labels: np.ndarray, *, min_size: int) -> tuple[TaskTable, np.ndarray]:
+    """Group positions by label and drop small groups.
+
+    Args:
+      labels: int [N]; negative labels belong to no cluster.
+      min_size: smaller clusters are dropped, at least 2: a task needs a support and a query image.
+
+    Returns:
+      (TaskTable on the host, int32 [C] the label that each kept cluster had). Kept clusters are
+      renumbered from 0 in the order of their labels.
+
+    Raises:
+      UserError: `min_size` under 2, or fewer than 2 clusters left.
+    """
+    if min_size < 2:
+        raise UserError(
+            f"tasks.min_size={min_size}, expected at least 2: one support, one query image"
+        )
+    labels = np.asarray(labels)
+    names, counts = np.unique(labels[labels >= 0], return_counts=True)
+    kept = names[counts >= min_size]
+    if len(kept) < 2:
+        raise UserError(
+            f"{len(kept)} clusters of at least {min_size} images, expected at least 2; lower "
+            "tasks.min_size or change clustering.num_clusters"
+        )
+    order = np.argsort(labels, kind="stable")
+    index = order[np.isin(labels[order], kept)].astype(np.int32)
+    size = counts[counts >= min_size].astype(np.int32)
+    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
+    return TaskTable(index, start, size), kept.astype(np.int32)
+
+
+def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSpec:
+    """Check a table against the settings and freeze what sampling needs.
+
+    Args:
+      config: settings.
+      table: clusters.
+      kept: int [C], label each cluster had before small ones were dropped (`table_from_labels`).
+
+    Raises:
+      UserError: values out of range, or too few other images for the random query images.
+    """
+    if config.query_from not in ("other", "all"):
+        raise UserError(f"tasks.query_from={config.query_from!r}, expected 'other' or 'all'")
+    if config.balance not in ("none", "loss"):
+        raise UserError(f"tasks.balance={config.balance!r}, expected 'none' or 'loss'")
+    for name in ("usable_fraction", "support_fraction"):
+        if not 0 < getattr(config, name) <= 1:
+            raise UserError(f"tasks.{name}={getattr(config, name)}, expected a value in (0, 1]")
+    if config.max_size is not None and config.max_size < 2:
+        raise UserError(f"tasks.max_size={config.max_size}, expected at least 2 or None")
+    sizes = np.asarray(table.size)
+    exclude_own = config.query_from == "other"
+    # The released code draws ids below the number of clusters it kept, but never renumbers them.
+    num_queried = len(sizes) if exclude_own else int(np.searchsorted(kept, len(sizes)))
+    available = int(sizes[:num_queried].sum()) - (int(sizes.max()) if exclude_own else 0)
+    if available < config.num_random_query:
+        raise UserError(
+            f"tasks.num_random_query={config.num_random_query}, but only {available} images lie in "
+            "other clusters; lower it or use more images"
+        )
+    return TaskSpec(
+        usable_fraction=config.usable_fraction,
+        support_fraction=config.support_fraction,
+        max_used=config.max_size,
+        num_random_query=config.num_random_query,
+        exclude_own=exclude_own,
+        num_queried=num_queried,
+        pool_size=int(used_count(sizes, config.usable_fraction).max()),
+    )
+
+
+def used_count(size: Any, usable_fraction: float) -> Any:
+    """Images of a cluster that tasks may use, floor(usable_fraction * size) and at least 2."""
+    xp = jnp if isinstance(size, jax.Array) else np
+    return xp.maximum(_share(size, usable_fraction), 2)
+
+
+def task_counts(size: Any, spec: TaskSpec) -> tuple[Any, Any]:
+    """Numbers of support and of own query images for cluster sizes [...]; both are at least 1."""
+    xp = jnp if isinstance(size, jax.Array) else np
+    used = used_count(size, spec.usable_fraction)
+    used = used if spec.max_used is None else xp.minimum(used, spec.max_used)
+    support = xp.clip(_share(used, spec.support_fraction), 1, used - 1)
+    return support, used - support
+
+
+def _share(size: Any, fraction: float) -> Any:
+    """floor(fraction * size) in whole numbers, so that host and device agree (2/3 of 3 is 2)."""
+    ratio = Fraction(fraction).limit_denominator(1000)
+    return size * ratio.numerator // ratio.denominator
+
+
+def bucket_bounds(table: TaskTable, spec: TaskSpec, *, num_buckets: int) -> np.ndarray:
+    """Choose the padded sizes that waste least: used images a task are padded up to a bound.
+
+    Minimises sum_c (bound(used_c) - used_c) over at most `num_buckets` bounds by dynamic programming
+    over the distinct sizes, so cluster sizes never cause a retrace and padding stays small.
+
+    Returns:
+      int32 [at most num_buckets], increasing; the last is the largest number of images used.
+    """
+    used = np.asarray(sum(task_counts(np.asarray(table.size), spec)))
+    sizes, counts = np.unique(used, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    cost = below[1:] * sizes  # one bucket for the sizes 0..j
+    choices = []
+    for _ in range(min(num_buckets, len(sizes)) - 1):
+        # The last bucket holds the sizes i..j, the cheapest split of 0..i-1 is known.
+        last = sizes[None, :] * (below[None, 1:] - below[1:, None])
+        total = np.where(np.triu(np.ones_like(last, bool)), cost[:, None] + last, np.inf)
+        choices.append(np.argmin(total, axis=0))
+        cost = total.min(axis=0)
+    bounds = [len(sizes) - 1]
+    for choice in reversed(choices):
+        bounds.append(int(choice[bounds[-1]]))
+    return np.unique(sizes[bounds]).astype(np.int32)
+
+
+def sample_clusters(key: Array, table: TaskTable, num_tasks: int) -> Array:
+    """Draw the clusters of a meta-batch, T_i ~ p(T), uniform over clusters: int32 [num_tasks]."""
+    return jax.random.randint(key, (num_tasks,), 0, table.size.shape[0])
+
+
+def sample_task(
+    key: Array, table: TaskTable, cluster: Array, weight: Array, *, spec: TaskSpec, bound: int
+) -> Task:
+    """Draw S_cluster and S_query of a cluster, Sec. 2-3; stateless and jittable.
+
+    Args:
+      key: random key; the task is a function of it and of the cluster.
+      table: clusters, on the device.
+      cluster: int32 [].
+      weight: float32 [], Gamma of the cluster.
+      spec: static settings.
+      bound: static, padded number of used images, at least the number that this cluster uses.
+
+    Returns:
+      Task whose inputs are dataset positions int32: support [K], query [own + num_random_query]. Rows
+      past the cluster's own numbers are masked and repeat a real position. Support and own query
+      images are disjoint. Random query images are distinct, uniform over images.
+    """
+    split_key, random_key = jax.random.split(key)
+    start, size = table.start[cluster], table.size[cluster]
+    num_support, num_own = task_counts(size, spec)
+    pad_support, pad_own = (int(n) for n in task_counts(np.asarray(bound), _whole(spec)))
+
+    # A random permutation of the usable images: the first go to the support, the next to the query.
+    pool_size = max(bound, 2) if spec.max_used is None else spec.pool_size
+    draw = jax.random.uniform(split_key, (pool_size,))
+    usable = jnp.arange(pool_size) < used_count(size, spec.usable_fraction)
+    order = jnp.argsort(jnp.where(usable, draw, 2.0))
+    support_mask = jnp.arange(pad_support) < num_support
+    own_mask = jnp.arange(pad_own) < num_own
+    support = order[jnp.where(support_mask, jnp.arange(pad_support), 0)]
+    own = order[jnp.where(own_mask, num_support + jnp.arange(pad_own), num_support)]
+
+    # Positions in the table of all other clusters: those from `start` on skip the cluster's own.
+    end = table.start[spec.num_queried - 1] + table.size[spec.num_queried - 1]
+    own_size = size if spec.exclude_own else 0
+    other = _sample_distinct(random_key, spec.num_random_query, end - own_size)
+    other = jnp.where(other >= start, other + own_size, other) if spec.exclude_own else other
+    other_label = jnp.searchsorted(table.start, other, side="right") - 1
+
+    def own_batch(rows: Array, mask: Array) -> Batch:
+        label = jnp.broadcast_to(cluster, mask.shape).astype(jnp.int32)
+        return Batch(table.index[start + rows], label, mask)
+
+    query = jax.tree.map(
+        lambda a, b: jnp.concatenate([a, b]),
+        own_batch(own, own_mask),
+        Batch(table.index[other], other_label.astype(jnp.int32), jnp.ones(other.shape, bool)),
+    )
+    return Task(own_batch(support, support_mask), query, weight)
+
+
+def _whole(spec: TaskSpec) -> TaskSpec:
+    """The same split for a number of images that are all used."""
+    return dataclasses.replace(spec, usable_fraction=1.0, max_used=None)
+
+
+def _sample_distinct(key: Array, num: int, upper: Array) -> Array:
+    """Draw a uniform subset of {0, ..., upper - 1} of `num` elements, at a cost independent of upper.
+
+    Floyd's algorithm: for j = upper - num ... upper - 1 take t uniform in {0, ..., j}, or j where t has
+    been taken.
+    """
+    taken = jnp.full((num,), -1, jnp.int32)
+    for i, step_key in enumerate(jax.random.split(key, max(num, 1))[:num]):
+        j = upper - num + i
+        t = jax.random.randint(step_key, (), 0, j + 1)
+        taken = taken.at[i].set(jnp.where(jnp.any(taken == t), j, t))
+    return taken

@@ -1,0 +1,205 @@
+"""The meta-training loop: the one place of meta-training that touches disk, clock and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meml_jax import checkpoints
+from meml_jax.config import TrainConfig
+from meml_jax.meta_train import METRICS
+from meml_jax.metrics import MetricWriter
+from meml_jax.types import Array, TrainState, UserError
+
+DEAD_SPREAD = 1e-6  # logits that differ less than this between images no longer depend on the image
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM came; the state has been saved.
+
+    Attributes:
+      signum: the signal.
+    """
+
+    def __init__(self, signum: int, message: str):
+        super().__init__(message)
+        self.signum = signum
+
+
+def train(
+    train_call: Callable[..., tuple[TrainState, dict[str, Array]]],
+    fresh_state: Callable[[], TrainState],
+    data: tuple[Any, ...],
+    config: TrainConfig,
+    *,
+    workdir: Path,
+    fingerprint: str,
+    validate: Callable[[TrainState], float] | None,
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+    """Meta-train up to `config.steps`, going on from the last checkpoint in `workdir` if there is one.
+
+    The state after step s is a function of the settings and s, whatever stops lie between. The
+    metrics of steps since the last record are kept in the checkpoint, so records too are the same.
+
+    Args:
+      train_call: from `meta_train.make_train_call`.
+      fresh_state: makes the state at step 0.
+      data: images, table, weights and key: further arguments of `train_call`.
+      config: how long, how often.
+      workdir: gets `checkpoints/`, `metrics.jsonl`, `tensorboard/`.
+      fingerprint: of the settings and inputs; a checkpoint of another one is refused.
+      validate: accuracy on validation classes, for the best checkpoint; None: not done.
+      report: prints a line.
+
+    Returns:
+      {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole training,
+      earlier processes included; `seconds` counts steps, validation and checkpoints.
+
+    Raises:
+      UserError: checkpoints of other settings; a loss that is not finite; a dead representation.
+      Interrupted: SIGINT or SIGTERM, after the state was saved.
+    """
+    for field in ("steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"):
+        if getattr(config, field) < 1:
+            raise UserError(f"train.{field}={getattr(config, field)}, expected at least 1")
+    with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
+        state, meta = fresh_state(), {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
+        if checkpoints.latest_step(manager) is not None:
+            state, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
+            if meta["fingerprint"] != fingerprint:
+                raise UserError(
+                    f"{workdir / 'checkpoints'} belongs to other settings or other images; use "
+                    "another --workdir, or delete the folder to train anew"
+                )
+        step = int(state.step)
+        if step > config.steps:
+            raise UserError(
+                f"train.steps={config.steps}, but {workdir} has been trained for {step} steps; use "
+                f"train.steps={step} or another --workdir"
+            )
+        call, compiled = None, {name: meta.get(name) for name in ("compile_seconds", "peak_bytes")}
+        if step < config.steps:
+            call, compiled = _compile(train_call, state, data)
+        if step:
+            report(f"train: goes on from step {step}")
+        seconds, pending = meta["seconds"], meta["pending"]
+        started = time.monotonic()
+
+        def save(metric: float | None = None) -> None:
+            elapsed = seconds + time.monotonic() - started
+            record = {
+                "fingerprint": fingerprint,
+                "pending": pending,
+                "seconds": elapsed,
+                **compiled,
+            }
+            checkpoints.save(manager, state, record, metric)
+
+        with (
+            MetricWriter(workdir, config.steps, start_step=step) as writer,
+            _signals() as received,
+        ):
+            while step < config.steps:
+                num_steps = min(config.steps_per_call, _next_stop(step, config) - step)
+                state, history = call(state, jnp.int32(num_steps), *data)
+                history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
+                _check_finite(history["loss"], step)
+                step += num_steps
+                for name, values in history.items():
+                    pending[name].extend(float(value) for value in values)
+                if step % config.log_every == 0 or step == config.steps:
+                    _check_alive(pending, step)
+                    writer.write(
+                        step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
+                    )
+                    pending = {name: [] for name in METRICS}
+                metric = None
+                if validate and (step % config.validate_every == 0 or step == config.steps):
+                    metric = validate(state)
+                    writer.write(step, {"validation/accuracy": metric})
+                last = step == config.steps
+                if metric is not None or step % config.checkpoint_every == 0 or last or received:
+                    save(metric)
+                if received:
+                    raise Interrupted(
+                        received[0],
+                        f"stopped at step {step} of {config.steps}, saved; the same command goes on",
+                    )
+        _, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
+    return {
+        "steps": config.steps,
+        "seconds": meta["seconds"],
+        "compile_seconds": meta["compile_seconds"],
+        "steps_per_second": config.steps / meta["seconds"],
+        "peak_bytes": meta["peak_bytes"],
+    }
+
+
+def _compile(train_call, state, data):
+    """Compile ahead of time: (compiled call, seconds and bytes that this takes)."""
+    start = time.monotonic()
+    call = jax.jit(train_call, donate_argnums=0).lower(state, jnp.int32(1), *data).compile()
+    memory = call.memory_analysis()
+    peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return call, {"compile_seconds": time.monotonic() - start, "peak_bytes": int(peak)}
+
+
+def _next_stop(step: int, config: TrainConfig) -> int:
+    """First step after `step` at which something is written."""
+    every = (config.log_every, config.checkpoint_every, config.validate_every)
+    return min(config.steps, *(step - step % n + n for n in every))
+
+
+def _check_finite(loss: np.ndarray, step: int) -> None:
+    bad = ~np.isfinite(loss)
+    if bad.any():
+        raise UserError(
+            f"the meta-loss is {loss[bad.argmax()]} at step {step + int(bad.argmax()) + 1}; lower "
+            "outer.lr or inner.lr and run again: it goes on from the last checkpoint, so use "
+            "another --workdir to start anew"
+        )
+
+
+def _check_alive(pending: dict[str, list[float]], step: int) -> None:
+    spread = pending["logit_spread"]
+    if spread and max(spread) < DEAD_SPREAD:
+        raise UserError(
+            f"the representation is dead at step {step}: for {len(spread)} steps the logits have not "
+            f"depended on the image ({np.mean(pending['active']):.0%} of the features active, loss "
+            f"{np.mean(pending['loss']):.3f}); lower outer.lr or set network.cln_relu=False, and use "
+            "another --workdir"
+        )
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying; a second one kills as usual."""
+    received: list[int] = []
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    previous = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def handle(signum: int, frame: Any) -> None:
+        received.append(signum)
+        for kind in kinds:
+            signal.signal(kind, previous[kind])
+
+    try:
+        for kind in kinds:
+            signal.signal(kind, handle)
+    except ValueError:  # not the main thread: the caller handles signals
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for kind in kinds:
+            signal.signal(kind, previous[kind])

@@ -1,0 +1,136 @@
+"""The values that pass between modules: all are frozen, all arrays are explicit about shape and dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import Any
+
+import jax
+import numpy as np
+
+Params = dict[str, Any]
+"""Parameters by role: `fen`, `cln`, `attention` (later also `film`, `context`); a role is what is fast or not."""
+
+_T = typing.TypeVar("_T")
+
+Array = jax.Array
+Metrics = dict[str, Array]
+
+
+class UserError(ValueError):
+    """Something that a user can put right; programs print it as one line and exit with code 2.
+
+    The message says what was got, what was expected, and which field or file to change.
+    """
+
+
+@typing.dataclass_transform(frozen_default=True)
+def _pytree(cls: type[_T]) -> type[_T]:
+    """Make `cls` a frozen dataclass and a JAX pytree whose children are its fields."""
+    cls = dataclasses.dataclass(frozen=True)(cls)
+    names = [field.name for field in dataclasses.fields(cls)]
+    return jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=[])
+
+
+@_pytree
+class Batch:
+    """Rows with labels; rows whose mask is False are padding and never change a result.
+
+    Attributes:
+      inputs: images [N, H, W, C], features [N, D] or dataset positions [N] int32.
+      label: int32 [N].
+      mask: bool [N].
+    """
+
+    inputs: Any
+    label: Array
+    mask: Array
+
+
+@_pytree
+class Task:
+    """One task T = (S_cluster, S_query), Sec. 3.
+
+    Attributes:
+      support: S_cluster, all rows with one pseudo-label.
+      query: S_query, rows of the same cluster followed by rows of other clusters.
+      weight: float32 [], Gamma of the task (eqs 5-7), 1 where tasks are not balanced.
+    """
+
+    support: Batch
+    query: Batch
+    weight: Array
+
+
+@_pytree
+class TaskTable:
+    """Clusters in compressed-row form: cluster c owns `index[start[c] : start[c] + size[c]]`.
+
+    Attributes:
+      index: int32 [sum of sizes], dataset positions, cluster by cluster.
+      start: int32 [C].
+      size: int32 [C].
+    """
+
+    index: Any
+    start: Any
+    size: Any
+
+
+@_pytree
+class TrainState:
+    """All that a resumed training needs; random keys follow from (seed, step).
+
+    Attributes:
+      step: int32 [], number of finished meta-steps.
+      params: parameters by role.
+      opt_state: optax state of the outer optimizer.
+    """
+
+    step: Array
+    params: Params
+    opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Images of one part of a dataset, on the host.
+
+    Attributes:
+      images: uint8 [N, H, W, C].
+      labels: int32 [N], contiguous from 0; -1 where the images are unlabelled.
+      ids: str [N], stable names (for files: the path below the data folder with `/`).
+      class_names: one name per label.
+      embeddings: float32 [N, D] that came with the data (npz key Z), else None.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    ids: np.ndarray
+    class_names: tuple[str, ...]
+    embeddings: np.ndarray | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labelled classes."""
+        return len(self.class_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """Meta-train, meta-validation and meta-test parts with disjoint classes.
+
+    Attributes:
+      name: registry name.
+      train: unlabelled for the method; its labels serve oracles and reports only.
+      validation: classes on which the meta-test learning rate is chosen.
+      test: classes that are reported.
+      content_hash: hexadecimal digest of all images, labels and ids.
+    """
+
+    name: str
+    train: Split
+    validation: Split
+    test: Split
+    content_hash: str

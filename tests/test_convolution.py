@@ -1,0 +1,126 @@
+"""`conv2d` against the native convolution of JAX: values, gradients of two orders, transforms."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from meml_jax.convolution import _conv, conv2d
+
+CASES = [
+    pytest.param(size, stride, channels, id=f"{size}x{size}-stride{stride}-{channels}ch")
+    for size in (1, 3)
+    for stride in (1, 2)
+    for channels in (1, 4)
+]
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def reference(x, kernel, *, stride):
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+
+
+def make(size=3, channels=4, shape=(2, 8, 7), seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(*shape, channels)).astype(dtype)
+    kernel = rng.normal(size=(size, size, channels, 5)).astype(dtype)
+    return jnp.asarray(x), jnp.asarray(kernel)
+
+
+def loss(conv, x, kernel, stride):
+    """Not linear in the output, so that second derivatives see every term."""
+    return jnp.sum(jnp.sin(conv(x, kernel, stride=stride)))
+
+
+def gradient(conv, stride):
+    return jax.grad(lambda x, kernel: loss(conv, x, kernel, stride), argnums=(0, 1))
+
+
+def second(conv, stride):
+    """The gradient of the loss after one gradient step on both arguments, as in MAML."""
+
+    def after_step(x, kernel):
+        dx, dk = gradient(conv, stride)(x, kernel)
+        return loss(conv, x - 0.1 * dx, kernel - 0.1 * dk, stride)
+
+    return jax.grad(after_step, argnums=(0, 1))
+
+
+def check(actual, expected, tolerance=1e-11):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance),
+        actual,
+        expected,
+    )
+
+
+@pytest.mark.parametrize("size, stride, channels", CASES)
+def test_values_and_gradients(size, stride, channels):
+    x, kernel = make(size, channels)
+    y = conv2d(x, kernel, stride=stride)
+    assert y.dtype == x.dtype
+    check(y, reference(x, kernel, stride=stride))
+    check(gradient(conv2d, stride)(x, kernel), gradient(reference, stride)(x, kernel))
+    check(second(conv2d, stride)(x, kernel), second(reference, stride)(x, kernel))
+
+
+def test_float32():
+    x, kernel = make(dtype=np.float32)
+    y = conv2d(x, kernel, stride=2)
+    assert y.dtype == jnp.float32
+    check(y, reference(x, kernel, stride=2), 1e-4)
+    grads = gradient(conv2d, 2)(x, kernel)
+    assert all(g.dtype == jnp.float32 for g in grads)
+    check(grads, gradient(reference, 2)(x, kernel), 1e-4)
+
+
+def test_rectangular_kernel():
+    x, kernel = make()
+    kernel = kernel[:2]
+    check(conv2d(x, kernel, stride=2), reference(x, kernel, stride=2))
+    check(gradient(conv2d, 2)(x, kernel), gradient(reference, 2)(x, kernel))
+
+
+def test_matmul_path_on_every_backend():
+    x, kernel = make()
+    check(_conv(x, kernel, 2), reference(x, kernel, stride=2))
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize("of", [gradient, second])
+def test_vmap(axes, of):
+    pairs = [make(seed=seed) for seed in range(3)]
+    stacked = [
+        jnp.stack(v) if a == 0 else v[0]
+        for v, a in zip(zip(*pairs, strict=True), axes, strict=True)
+    ]
+    actual = jax.vmap(of(conv2d, 2), in_axes=axes)(*stacked)
+    rows = [[v[i] if a == 0 else v for v, a in zip(stacked, axes, strict=True)] for i in range(3)]
+    expected = [of(reference, 2)(*row) for row in rows]
+    check(actual, jax.tree.map(lambda *v: jnp.stack(v), *expected))
+
+
+def test_scan_and_switch():
+    x, kernel = make(shape=(4, 8, 7))
+
+    def train(conv, x, kernel):
+        def step(kernel, i):
+            grads = [lambda k, n=n: jax.grad(loss, argnums=2)(conv, x[:n], k, 1) for n in (2, 3, 4)]
+            return kernel - 0.1 * lax.switch(i % 3, grads, kernel), None
+
+        return loss(conv, x, lax.scan(step, kernel, jnp.arange(4))[0], 1)
+
+    outer = [
+        jax.jit(jax.grad(lambda x, k, c=c: train(c, x, k), argnums=(0, 1)))
+        for c in (conv2d, reference)
+    ]
+    check(outer[0](x, kernel), outer[1](x, kernel), 1e-9)

@@ -1,0 +1,86 @@
+import copy
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_report import RESULTS
+
+from meml_jax import figures
+from meml_jax.report import paper_rows
+
+RNG = np.random.default_rng(0)
+
+
+def check(path, folder):
+    """It is a PNG with a white opaque ground and something drawn, and nothing else is left."""
+    data = path.read_bytes()
+    assert data[:4] == b"\x89PNG" and len(data) > 5000
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 600 and height > 250
+    pixels = np.asarray(Image.open(path).convert("RGBA"))
+    assert (pixels[..., 3] == 255).all() and (pixels[0, 0, :3] == 255).all()
+    assert len(np.unique(np.ascontiguousarray(pixels).view(np.uint32))) > 20
+    assert [p.name for p in folder.iterdir()] == [path.name]
+    return pixels
+
+
+def test_no_display_is_needed(tmp_path, monkeypatch):
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("MPLBACKEND", "TkAgg")
+    figures.accuracy_curve(RESULTS, tmp_path / "a.png")
+    check(tmp_path / "a.png", tmp_path)
+
+
+def test_accuracy_curve(tmp_path):
+    plain = tmp_path / "a.png"
+    figures.accuracy_curve(RESULTS, plain)
+    before = check(plain, tmp_path)
+    figures.accuracy_curve(RESULTS, plain, paper=paper_rows("omniglot"))
+    assert not np.array_equal(before, check(plain, tmp_path))
+
+
+def test_accuracy_curve_of_one_point_without_interval_or_comparisons(tmp_path):
+    results = copy.deepcopy(RESULTS)
+    del results["comparisons"]
+    results["meta_test"]["points"] = [
+        {**results["meta_test"]["points"][0], "ci95": None, "learning_rate": None}
+    ]
+    figures.accuracy_curve(results, tmp_path / "a.png")
+    pixels = check(tmp_path / "a.png", tmp_path)
+    blue = np.array([0x00, 0x72, 0xB2])
+    # more than the marker in the legend: the point itself is drawn
+    assert (np.abs(pixels[:, : pixels.shape[1] // 2, :3].astype(int) - blue).sum(-1) < 9).any()
+
+
+@pytest.mark.parametrize(
+    "clusters",
+    [
+        [(RNG.integers(0, 255, (n, 28, 28, 1)), RNG.dirichlet(np.ones(n))) for n in (3, 40, 14)],
+        [(RNG.integers(0, 255, (9, 84, 84, 3)), RNG.dirichlet(np.ones(9)))],
+        [(np.zeros((1, 28, 28, 1)), np.ones(1))],
+        [(RNG.integers(0, 255, (5, 8, 8, 1)), np.array([1.0, 0, 0, 0, 0]))],
+    ],
+    ids=["gray", "colour", "one image", "all on one"],
+)
+def test_cluster_grid(tmp_path, clusters):
+    clusters = [(images.astype(np.uint8), alpha.astype(np.float32)) for images, alpha in clusters]
+    figures.cluster_grid(clusters, tmp_path / "c.png")
+    check(tmp_path / "c.png", tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [[20], [2, 2, 3], RNG.geometric(0.05, 1000), [1, 10_000]])
+def test_cluster_sizes(tmp_path, sizes):
+    figures.cluster_sizes(sizes, tmp_path / "s.png", dropped=4)
+    check(tmp_path / "s.png", tmp_path)
+
+
+def test_training_curves(tmp_path):
+    records = [
+        {"step": s, "time": 0.0, "train/loss": 5 / (s + 1), "train/accuracy": s / 100}
+        for s in range(100)
+    ]
+    records += [{"step": 50, "time": 0.0, "validation/accuracy": 0.5, "train/loss": None}]
+    for some in (records, records[:1], records[-1:], []):
+        figures.training_curves(some, tmp_path / "t.png")
+        check(tmp_path / "t.png", tmp_path)

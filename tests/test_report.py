@@ -1,0 +1,132 @@
+import copy
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from meml_jax import files, report
+from meml_jax.types import UserError
+
+
+def make_point(num_classes, accuracy, *, learning_rate=3e-4, train_accuracy=0.75):
+    return {
+        "num_classes": num_classes, "runs": 50, "learning_rate": learning_rate,
+        "accuracy": accuracy, "std": 0.05, "ci95": 0.0142, "train_accuracy": train_accuracy,
+        "chance": 1 / num_classes, "accuracies": [accuracy] * 50,
+    }  # fmt: skip
+
+
+RESULTS = {
+    "schema": 1, "dataset": "omniglot", "learner": "meml", "preset": "paper", "seed": 3,
+    "device": "cpu", "versions": {"jax": "0.10.2", "meml_jax": "1.0"},
+    "embedding": {"name": "pca", "dim": 64},
+    "clustering": {
+        "requested": 1100, "actual": 1099, "kept": 1034, "dropped": 65, "size_min": 2,
+        "size_median": 18.5, "size_max": 121, "purity": 0.31249, "nmi": 0.7126,
+    },
+    "meta_train": {
+        "steps": 40000, "seconds": 2600.25, "compile_seconds": 31.2, "steps_per_second": 15.383,
+        "peak_bytes": 812 * 2**20,
+    },
+    "meta_test": {
+        "protocol": "clean", "head": "sgd",
+        "points": [make_point(10, 0.8464), make_point(75, 0.9625)],
+    },
+    "comparisons": [
+        {
+            "name": "prototype", "protocol": "clean", "head": "prototype",
+            "points": [make_point(10, 1.0, learning_rate=None, train_accuracy=None)],
+        }
+    ],
+}  # fmt: skip
+
+
+def cells(text, name, nth=0):
+    rows = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", text, re.MULTILINE)
+    return rows[nth].split(" | ")
+
+
+def test_numbers_of_the_table():
+    text = report.render(RESULTS)
+    assert cells(text, "classes") == ["10", "75"]
+    assert cells(text, "meml (sgd head)") == ["84.6 ± 1.4", "96.3 ± 1.4"]
+    assert cells(text, "prototype") == ["100.0 ± 1.4", "-"]
+    assert cells(text, "MEML (paper)") == ["84.6", "37.5"]
+    assert cells(text, "chance") == ["10.0", "1.3"]
+    assert cells(text, "meml (sgd head)", 1) == ["75.0", "75.0"]
+    assert cells(text, "meml (sgd head)", 2) == ["0.0003", "0.0003"]
+    assert text.count("| prototype |") == 1  # it has no learning rate and no stream accuracy
+
+
+def test_the_rest_of_the_report():
+    results = {**RESULTS, "config": {"inner": {"lr": 0.01}}}
+    text = report.render(results, figures=["figures/accuracy_curve.png"])
+    for line in (
+        "# meml on omniglot", "- seed: 3", "- versions: jax 0.10.2, meml_jax 1.0",
+        "- embedding: name pca, dim 64", "- `inner.lr`: 0.01", "- clusters dropped: 65",
+        "- images a cluster (min, median, max): 2, 18.5, 121", "- purity: 0.312",
+        "- normalised mutual information: 0.713", "- meta-steps/s: 15.38",
+        "- peak memory (MiB): 812", "![accuracy curve](figures/accuracy_curve.png)",
+    ):  # fmt: skip
+        assert line in text.splitlines(), line
+    assert "true labels used for this report only" in text
+    assert text.endswith("\n") and "None" not in text and "nan" not in text
+
+
+def test_what_is_not_known_is_left_out():
+    results = copy.deepcopy(RESULTS)
+    results |= {"dataset": "glyphs", "clustering": None, "embedding": None}
+    results["meta_train"]["peak_bytes"] = None
+    results["meta_test"]["points"][0]["ci95"] = None
+    del results["comparisons"]
+    text = report.render(results)
+    assert "(paper)" not in text and "Clusters" not in text and "Figures" not in text
+    assert "- peak memory (MiB): not measured" in text
+    assert cells(text, "meml (sgd head)") == ["84.6", "96.3 ± 1.4"]
+    assert "None" not in text
+
+
+def test_paper_rows():
+    assert report.paper_rows("omniglot")["MEML RS"][50] == 56.4
+    assert len(report.paper_rows("omniglot")) == 7
+    assert report.paper_rows("glyphs") == {}
+
+
+def test_json_is_stable_and_exact(tmp_path):
+    path = tmp_path / "results.json"
+    value = {"b": np.float64(0.1) + 0.2, "a": [np.int32(3), np.arange(2), None, True], "c": "é"}
+    files.write_json(path, value)
+    text = path.read_text()
+    assert json.loads(text) == {"a": [3, [0, 1], None, True], "b": 0.1 + 0.2, "c": "é"}
+    files.write_json(path, dict(reversed(value.items())))
+    assert path.read_text() == text
+    files.write_json(path, RESULTS)
+    assert json.loads(path.read_text()) == RESULTS
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), np.float32("nan")])
+def test_json_refuses_what_is_not_a_number_and_keeps_the_old(tmp_path, bad):
+    path = tmp_path / "results.json"
+    files.write_json(path, {"old": 1})
+    with pytest.raises(UserError, match=r"meta_test: points\[1\]: accuracy: got (nan|inf)"):
+        files.write_json(path, {"meta_test": {"points": [{}, {"accuracy": bad}]}})
+    assert json.loads(path.read_text()) == {"old": 1}
+
+
+def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "file.txt"
+    files.write_atomic(path, "old\n")
+    files.write_atomic(path, b"new\r\n")
+    assert path.read_bytes() == b"new\r\n"
+    assert path.stat().st_mode & 0o777 == 0o666 & ~files._umask()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        files.write_atomic(path, "newer")
+    assert path.read_bytes() == b"new\r\n"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
