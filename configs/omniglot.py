@@ -1,11 +1,12 @@
 """Omniglot, unlabelled: the paper's main experiment (Table 1).
 
-    python experiments/run.py --config=configs/omniglot.py --config.data.dir=DIR --workdir=runs/omniglot
+    python experiments/run.py --config=configs/omniglot.py --config.data.dir=DIR
+    --workdir=runs/omniglot
 
-DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets, behind a
-colon (`configs/omniglot.py:released`), separated by commas: `paper` (default), `released` (what the
-paper's code does, docs/deviations.md), `smoke` (the whole pipeline in a few minutes, small network).
-Time and expected accuracy: docs/results.md.
+DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets,
+behind a colon (`configs/omniglot.py:released`), separated by commas: `paper` (default), `released`
+(what the paper's code does, docs/deviations.md), `smoke` (the whole pipeline in a few minutes,
+small network). Time and expected accuracy: docs/results.md.
 """
 
 from meml_jax.config import preset_config

@@ -3,7 +3,8 @@
     python experiments/run.py --config=configs/X.py[:preset] --workdir=DIR [--stage=STAGE]
         [--config.a.b=value]
 
-A stage is done with all before it; what is finished is reused. The same command continues a stopped run.
+A stage is done with all before it; what is finished is reused. The same command continues a stopped
+run.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 
 from meml_jax import meta_test, stages
-from meml_jax.config import Config, from_dict
+from meml_jax.config import Config, check_field, from_dict
 from meml_jax.data import datasets
 from meml_jax.learners import get_learner
 from meml_jax.metrics import Progress
@@ -44,6 +45,9 @@ def say(line: str) -> None:
 
 def parse(argv: list[str]) -> tuple[Config, Path, str]:
     """Read the command line: (config, workdir, last stage)."""
+    for arg in argv[1:]:
+        if arg.startswith("--config."):
+            check_field(arg.removeprefix("--config.").split("=")[0])
     try:
         rest = FLAGS(argv)
         if rest[1:]:
@@ -56,8 +60,20 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
     except UserError:
         raise
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise UserError(" ".join(str(error).split())) from None
+        raise UserError(_reason(error)) from None
     return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
+
+
+def _reason(error: BaseException | None) -> str:
+    """Say in one line what is behind an error of the command line or of the config file."""
+    reason = " ".join(str(error).split())
+    while error is not None:  # the flag libraries wrap what went wrong, the cause comes last
+        if isinstance(error, UserError):
+            reason = str(error)
+        if isinstance(error, FileNotFoundError):
+            reason = f"--config: there is no file {error.filename}"
+        error = error.__cause__ or error.__context__
+    return reason
 
 
 def start_jax(config: Config) -> None:
@@ -106,6 +122,9 @@ def run(config: Config, workdir: Path, last: str) -> None:
 
 def main(argv: list[str]) -> int:
     """Run and turn what a user can put right into one line and exit code 2."""
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__, FLAGS.main_module_help(), sep="\n")
+        return 0
     try:
         run(*parse(argv))
     except UserError as error:

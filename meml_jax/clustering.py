@@ -30,8 +30,12 @@ class ClusteringInfo(NamedTuple):
     inertia: float
 
 
-def check_embeddings(embeddings: np.ndarray) -> None:
+def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -> None:
     """Refuse embeddings that k-means cannot use.
+
+    Args:
+      embeddings: float [N, D].
+      ids: str [N], names of the rows for the message.
 
     Raises:
       UserError: wrong rank, or a NaN or infinite value, with its row.
@@ -41,9 +45,10 @@ def check_embeddings(embeddings: np.ndarray) -> None:
     finite = np.isfinite(embeddings).all(axis=1)
     if not finite.all():
         row = int(np.argmin(finite))
+        name = "" if ids is None else f" ({ids[row]})"
         raise UserError(
             f"embeddings hold NaN or infinite values in {int((~finite).sum())} rows, the first is "
-            f"row {row}; expected finite values: make the embeddings anew or drop these images"
+            f"row {row}{name}; expected finite values: make the embeddings anew or drop these images"
         )
 
 
@@ -52,8 +57,8 @@ def cluster(
 ) -> tuple[np.ndarray, ClusteringInfo]:
     """Assign every embedding to one of k clusters (Sec. 2): its pseudo-label.
 
-    Runs on one thread: sums of several threads add up in any order, and the same seed shall give the
-    same labels everywhere.
+    Runs on one thread: sums of several threads add up in any order, and the same seed shall give
+    the same labels everywhere.
 
     Args:
       embeddings: float [N, D], finite.

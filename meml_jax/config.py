@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import typing
 from typing import Any
 
@@ -169,14 +170,16 @@ def override(config: Config, values: dict[str, Any]) -> Config:
     """
     tree = dataclasses.asdict(config)
     for path, value in values.items():
+        check_field(path)
         *groups, name = path.split(".")
-        node = tree
-        for group in groups:
-            node = node.get(group, {}) if isinstance(node, dict) else {}
-        if name not in node:
-            raise UserError(f"unknown config field {path!r}{_hint(path)}")
-        node[name] = value
+        functools.reduce(dict.__getitem__, groups, tree)[name] = value
     return from_dict(tree)
+
+
+def check_field(path: str) -> None:
+    """Raise UserError, with the nearest name, where a dotted name is no field."""
+    if path not in flatten(Config()):
+        raise UserError(f"unknown config field {path!r}{_hint(path)}")
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
@@ -224,7 +227,7 @@ def config_dict(config: Config) -> Any:
 
 
 def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str, Any]) -> Any:
-    """Make the ConfigDict of a file in configs/: defaults, then `values`, then the presets asked for.
+    """Make the ConfigDict of a file in configs/: defaults, `values`, then the presets asked for.
 
     Args:
       arg: what stands behind the colon of `--config=FILE:arg`: names separated by commas, e.g.

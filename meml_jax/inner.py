@@ -1,4 +1,4 @@
-"""The inner loop: eq. 3 and, with other rows of the table, the inner loops of every other method."""
+"""The inner loop: eq. 3 and, with other rows of the table, that of every other method."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def inner_loop(
       opt_state: state to go on from; a fresh one where None.
 
     Returns:
-      ((psi, optimizer state) after T steps, InnerInfo). A step whose rows are all masked leaves both
-      unchanged, bit for bit.
+      ((psi, optimizer state) after T steps, InnerInfo). A step whose rows are all masked leaves
+      both unchanged, bit for bit.
     """
 
     def step(carry, batch):

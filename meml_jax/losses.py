@@ -15,7 +15,7 @@ def masked_mean(values: Array, mask: Array) -> Array:
 
 
 def cross_entropy(logits: Array, label: Array, mask: Array) -> Array:
-    """Mean softmax cross-entropy, in nats, of logits [N, C] and label [N] over the rows of mask [N]."""
+    """Mean cross-entropy, in nats, of logits [N, C] and label [N] over the rows of mask [N]."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, label)
     return masked_mean(losses, mask)
 
@@ -29,11 +29,13 @@ def accuracy(logits: Array, label: Array, mask: Array) -> Array:
 def gamma(size: Array, *, epsilon: float = 1.0) -> Array:
     """Balancing parameter of each cluster, eqs (5)-(6), supplement.
 
-        Gamma_c = (C_max - C_min) / (C_c - C_min + epsilon), then scaled to [0, 1] by its min and max
+        Gamma_c = (C_max - C_min) / (C_c - C_min + epsilon), then scaled to [0, 1] by its min and
+        max
 
     Args:
       size: int [C], images of each cluster.
-      epsilon: images; the paper gives no value. Near 0 only the very smallest clusters keep a weight.
+      epsilon: images; the paper gives no value. Near 0 only the very smallest clusters keep a
+        weight.
 
     Returns:
       float32 [C] in [0, 1]; all 1 where all sizes are equal.

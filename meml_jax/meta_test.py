@@ -82,6 +82,13 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
             raise UserError(f"test.{field}={getattr(config, field)}, expected at least 1")
     if not config.num_classes or min(config.num_classes) < 2:
         raise UserError(f"test.num_classes={config.num_classes}, expected numbers of at least 2")
+    if not config.learning_rates or min(config.learning_rates) <= 0:
+        raise UserError(f"test.learning_rates={config.learning_rates}, expected numbers above 0")
+    if "sgd_reservoir" in config.heads and min(config.reservoir_size, config.reservoir_batch) < 1:
+        raise UserError(
+            f"test.reservoir_size={config.reservoir_size}, test.reservoir_batch="
+            f"{config.reservoir_batch}, expected at least 1, or no sgd_reservoir in test.heads"
+        )
     needed = config.shots + config.queries
     counts = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
     if len(counts) == 0 or counts.min() < needed:
@@ -170,8 +177,8 @@ def learn_stream(
 ) -> Params:
     """Learn a stream of single images with Adam on the CLN, the representation frozen.
 
-    A stream step is an inner step of the one mechanism (`inner_loop`) with Adam in place of SGD. Its
-    loss is the mean cross-entropy of the new image and of the images replayed with it.
+    A stream step is an inner step of the one mechanism (`inner_loop`) with Adam in place of SGD.
+    Its loss is the mean cross-entropy of the new image and of the images replayed with it.
 
     Args:
       params: parameters whose output layer has been reset.
@@ -261,7 +268,7 @@ def sgd_outcomes(
 def prototype_outcomes(
     features: Array, trajectories: Trajectory, *, num_classes: int, runs_at_once: int
 ) -> Outcome:
-    """Classify by the nearest class mean of frozen features (Euclidean); nothing is learned or forgotten.
+    """Classify by the nearest class mean of frozen features (Euclidean distance).
 
     Args:
       features: float32 [N, D] of a pool.
@@ -279,7 +286,7 @@ def prototype_outcomes(
 
         def predict(x: Array) -> Array:
             # |x - m|^2 up to the term |x|^2, which is the same for all classes.
-            return jnp.argmin(jnp.sum(means**2, axis=1) - 2 * x @ means.T, axis=1)
+            return jnp.argmin(jnp.sum(means**2, axis=1)[None] - 2 * x @ means.T, axis=1)
 
         return Outcome(
             predict(features[trajectory.test]) == trajectory.test_label,
@@ -290,7 +297,7 @@ def prototype_outcomes(
 
 
 def run_accuracies(correct: np.ndarray, *, protocol: str) -> np.ndarray:
-    """Accuracy of each run from correct [R, Q]: correct/total, or the released mean of batch means."""
+    """Accuracy of each run of correct [R, Q]: correct/total, or a mean of batch means (released)."""
     correct = np.asarray(correct, np.float64)
     if protocol == "clean":
         return correct.mean(axis=1)
@@ -358,11 +365,12 @@ def sgd_point(
 
     `clean`: the rate with the best mean accuracy over `trajectories` streams of validation classes
     (all of them where there are fewer than `num_classes`), then `runs` streams of test classes.
-    `released`: `trajectories` searches on the very stream that is reported, the most frequent winner;
-    one stream for all runs, so that only the initial output layers differ.
+    `released`: `trajectories` searches on the very stream that is reported, the most frequent
+    winner; one stream for all runs, so that only the initial output layers differ.
 
     Returns:
-      The entry of results.json; `iid_accuracy` is the same with a shuffled stream, None where not asked.
+      The entry of results.json; `iid_accuracy` is the same with a shuffled stream, None where not
+      asked.
     """
     released = config.protocol == "released"
     test_key, search_key, run_key = (jax.random.fold_in(key, i) for i in range(3))

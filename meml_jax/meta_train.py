@@ -23,7 +23,7 @@ METRICS = ("loss", "accuracy", "inner_loss", "active", "logit_spread")
 
 
 def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
-    """Build the outer optimizer: element-wise clip, then Adam (supplement, Implementation Details)."""
+    """Build the outer optimizer: element-wise clip, then Adam (supplement)."""
     return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
 
 
@@ -50,8 +50,8 @@ def gather_images(images: Array, task: Task) -> Task:
 def encode_tasks(params: Params, tasks: Task, network: Network) -> Task:
     """Replace images by pre-activations, support and query of all tasks in one pass of the FEN.
 
-    theta does not change in the inner loop, so R is needed once: the meta-gradient is the same as with
-    encoding in every inner step.
+    theta does not change in the inner loop, so R is needed once: the meta-gradient is the same as
+    with encoding in every inner step.
     """
     num_support = tasks.support.mask.shape[1]
     images = jnp.concatenate([tasks.support.inputs, tasks.query.inputs], axis=1)
@@ -84,10 +84,11 @@ def meta_loss(
     Returns:
       (meta-loss [], Metrics []: query `loss` and `accuracy`, `inner_loss` over the inner steps,
       `active` share of features above 0 on some query image, `logit_spread` largest standard
-      deviation of a logit over the query images). The gradient with respect to `params` goes through
-      the inner updates (second order).
+      deviation of a logit over the query images). The gradient with respect to `params` goes
+      through the inner updates (second order).
 
-    Differs from the paper: nothing with `weight_on='meta'`; the released code weights the inner losses.
+    Differs from the paper: nothing with `weight_on='meta'`; the released code weights the inner
+    losses.
     """
     if not learner.encoder_is_fast:
         tasks = encode_tasks(params, tasks, network)
@@ -146,14 +147,15 @@ def make_train_call(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Build the function that takes up to `steps_per_call` meta-steps in one call.
 
-    The meta-gradient of every bucket is compiled once and chosen by `lax.switch`, so neither cluster
-    sizes nor the number of steps cause a retrace. A run is a function of (key, step): the key of a step
-    is `fold_in(key, step)`.
+    The meta-gradient of every bucket is compiled once and chosen by `lax.switch`, so neither
+    cluster sizes nor the number of steps cause a retrace. A run is a function of (key, step): the
+    key of a step is `fold_in(key, step)`.
 
     Returns:
-      train_call(state, num_steps, images, table, weights, key) -> (state, Metrics [steps_per_call]),
-      to be jitted with the state donated. `num_steps` is int32 [] (traced), `images` uint8
-      [N, H, W, C], `weights` float32 [C]; entries of the metrics past `num_steps` are 0.
+      train_call(state, num_steps, images, table, weights, key) -> (state, Metrics
+      [steps_per_call]), to be jitted with the state donated. `num_steps` is int32 [] (traced),
+      `images` uint8 [N, H, W, C], `weights` float32 [C]; entries of the metrics past `num_steps`
+      are 0.
 
     Raises:
       UserError: unknown `outer.weight_on` or a meta-batch under 1.
@@ -164,12 +166,15 @@ def make_train_call(
         raise UserError(f"outer.meta_batch={outer.meta_batch}, expected at least 1")
     tx = outer_optimizer(outer)
 
-    def grad_in_bucket(bound, params, keys, clusters, images, table, weights):
-        sample = functools.partial(tasks_lib.sample_task, spec=spec, bound=bound)
-        tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, weights[clusters])
+    largest = int(bounds[-1])
+    # Sampling lies outside the switch: its random bits would be compiled anew in every branch.
+    sample = functools.partial(tasks_lib.sample_task, spec=spec, bound=largest)
+
+    def grad_in_bucket(bound, params, tasks, images):
+        crop = functools.partial(tasks_lib.crop_task, spec=spec, bound=largest, cropped=bound)
         return meta_grad(
             params,
-            gather_images(images, tasks),
+            gather_images(images, jax.vmap(crop)(tasks)),
             network=network,
             learner=learner,
             inner=inner,
@@ -187,9 +192,8 @@ def make_train_call(
         used = sum(tasks_lib.task_counts(table.size[clusters], spec))
         bucket = jnp.searchsorted(jnp.asarray(bounds), jnp.max(used))
         keys = jax.random.split(task_key, outer.meta_batch)
-        grads, metrics = lax.switch(
-            bucket, branches, params, keys, clusters, images, table, weights
-        )
+        tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, weights[clusters])
+        grads, metrics = lax.switch(bucket, branches, params, tasks, images)
         return apply_meta_grad(TrainState(state.step, params, state.opt_state), grads, tx), metrics
 
     def train_call(

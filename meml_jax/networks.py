@@ -33,7 +33,7 @@ class Conv(nn.Module):
         shape = (self.size, self.size, x.shape[-1], self.channels)
         kernel = self.param("kernel", _weight_init, shape, x.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
-        return conv2d(x, kernel, stride=self.stride) + bias
+        return conv2d(x, kernel, stride=self.stride) + bias[None, None, None]
 
 
 class FEN(nn.Module):
@@ -65,7 +65,7 @@ class AttentionScore(nn.Module):
 
 
 class CLN(nn.Module):
-    """Classification network f_W: linear D -> hidden, ReLU where `relu`, linear hidden -> classes."""
+    """Classification network f_W: linear D -> hidden, ReLU if `relu`, linear hidden -> classes."""
 
     hidden: int
     num_classes: int
@@ -124,8 +124,9 @@ def make_network(
     Raises:
       UserError: images too small for six convolutions, or an unknown `attention_feature`.
 
-    Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The released
-    code pools and classifies the pre-activation where there is attention, and has no ReLU in the CLN.
+    Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The
+    released code pools and classifies the pre-activation where there is attention, and has no ReLU
+    in the CLN.
     """
     if min(image_shape[:2]) < MIN_IMAGE_SIZE:
         raise UserError(

@@ -29,7 +29,7 @@ def init(capacity: int) -> Reservoir:
 
 
 def insert(key: Array, reservoir: Reservoir, item: Array) -> Reservoir:
-    """Offer an item (Vitter's algorithm R): the t-th, from 0, is kept with chance capacity / (t + 1).
+    """Offer an item (algorithm R): the t-th, from 0, enters with chance capacity / (t + 1).
 
     After t items each of them is in the reservoir with probability min(1, capacity / t).
 
@@ -59,8 +59,8 @@ def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Array, Array]:
 def replay_schedule(key: Array, length: int, *, capacity: int, num: int) -> tuple[Array, Array]:
     """List what a learner replays beside each item of a stream: items stored before that item came.
 
-    Which items are stored depends on their order alone, so the whole schedule is known beforehand and
-    the learner's own loop only gathers.
+    Which items are stored depends on their order alone, so the whole schedule is known beforehand
+    and the learner's own loop only gathers.
 
     Args:
       key: random key.

@@ -1,7 +1,8 @@
-"""The stages embed -> cluster -> train -> test -> report on a workdir; each is reused while it holds.
+"""The stages embed, cluster, train, test, report of a workdir; each is reused while it holds.
 
-A stage's product carries the fingerprint of the settings and inputs that made it. The same fingerprint
-means the product is reused, another one that the stage is done anew; training is never thrown away.
+A stage's product carries the fingerprint of the settings and inputs that made it. The same
+fingerprint means the product is reused, another one that the stage is done anew; training is never
+thrown away.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import io
 import json
 import os
 import platform
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,10 +112,11 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
         config that differs in a field which training depends on.
     """
     try:
-        existed = workdir.exists()
         workdir.mkdir(parents=True, exist_ok=True)
-        strangers = existed and not (workdir / "config.json").exists() and any(workdir.iterdir())
-        if strangers:
+        # A stop before config.json was written leaves the lock and perhaps half of that file.
+        ours = (".lock", ".config.json.")
+        strangers = [p for p in workdir.iterdir() if not p.name.startswith(ours)]
+        if strangers and not (workdir / "config.json").exists():
             raise UserError(f"{workdir} is not empty and not a workdir; use another --workdir")
         lock = (workdir / ".lock").open("w")
     except OSError as error:
@@ -164,9 +168,10 @@ def _save_npz(path: Path, **arrays: Any) -> None:
 def _load_npz(path: Path, wanted: str) -> dict[str, np.ndarray] | None:
     """Load a product if it is there, whole, and of the wanted fingerprint."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, as np.load leaves a broken file open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = dict(stored)
-    except (OSError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
         return None
     return arrays if str(arrays.get("fingerprint")) == wanted else None
 
@@ -183,8 +188,8 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     if config.embedding.name == "npz":
         if split.embeddings is None:
             raise UserError(
-                f"embedding.name='npz', but the data set {config.data.name!r} brings no embeddings; "
-                "use an npz with a key Z, or another embedding"
+                f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; use "
+                " an npz with a key Z, or another embedding"
             )
         z = split.embeddings
     else:
@@ -193,7 +198,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         encode, info = fit(split.images, key, config.embedding)
         z = encode(split.images)
     z = embeddings.l2_normalize(z) if config.embedding.normalize else z
-    clustering.check_embeddings(z)
+    clustering.check_embeddings(z, ids=split.ids)
     z = np.asarray(z, np.float32)
     _save_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
@@ -287,8 +292,10 @@ def _init_key(config: Config) -> jax.Array:
 
 
 def _fresh_state(config: Config, model: Model) -> TrainState:
+    # Jitted, as the many small operations of an initialisation take seconds to compile one by one.
     tx = meta_train.outer_optimizer(config.outer)
-    return meta_train.init_state(_init_key(config), model.network, tx)
+    init = functools.partial(meta_train.init_state, network=model.network, tx=tx)
+    return jax.jit(init)(_init_key(config))
 
 
 def train(
@@ -434,7 +441,7 @@ CURVE_NAMES = {
 
 
 def _curves(config: Config, dataset: Dataset, model: Model, params: Params):
-    """List what is evaluated, by name: functions of the number of classes, features computed once."""
+    """List what is evaluated: functions of the number of classes; features are computed once."""
     settings = config.test
     key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("test"))
     network = model.network
@@ -454,7 +461,7 @@ def _curves(config: Config, dataset: Dataset, model: Model, params: Params):
         images = jnp.asarray(getattr(dataset, part).images)
         if source == "pixels":
             return meta_train.to_float(images).reshape(len(images), -1)
-        weights = params if source == "trained" else network.init(_init_key(config))
+        weights = params if source == "trained" else _fresh_state(config, model).params
         return meta_test.encode(weights, images, network=network)
 
     def pool_of(part: str, source: str) -> meta_test.Pool:
@@ -498,17 +505,21 @@ def attention_rows(
     dataset: Dataset, clusters: Clusters, model: Model, params: Params, *, count: int = 10
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Pick clusters over the whole range of sizes: (images, attention weights) of each."""
-    table, network = clusters.table, model.network
+    table, network, most = clusters.table, model.network, 64
+
+    @jax.jit
+    def attend(images: jax.Array, mask: jax.Array) -> jax.Array:
+        p = network.encode(params, meta_train.to_float(images))
+        scores = network.score(params, p) if "attention" in params else jnp.zeros(len(p))
+        return pool(scores, p, jnp.zeros(len(p), jnp.int32), mask, 1)[1][0]
+
     order = np.argsort(table.size, kind="stable")
     rows = []
     for c in order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]:
-        positions = table.index[table.start[c] : table.start[c] + table.size[c]][:64]
-        images = dataset.train.images[positions]
-        p = network.encode(params, meta_train.to_float(jnp.asarray(images)))
-        scores = network.score(params, p) if "attention" in params else jnp.zeros(len(p))
-        group, mask = jnp.zeros(len(p), jnp.int32), jnp.ones(len(p), bool)
-        _, alpha = pool(scores, p, group, mask, 1)
-        rows.append((images, np.asarray(alpha[0])))
+        positions = table.index[table.start[c] : table.start[c] + table.size[c]][:most]
+        padded = np.resize(positions, most)  # one size, compiled once
+        alpha = attend(dataset.train.images[padded], np.arange(most) < len(positions))
+        rows.append((dataset.train.images[positions], np.asarray(alpha)[: len(positions)]))
     return rows
 
 

@@ -135,8 +135,9 @@ def _share(size: Any, fraction: float) -> Any:
 def bucket_bounds(table: TaskTable, spec: TaskSpec, *, num_buckets: int) -> np.ndarray:
     """Choose the padded sizes that waste least: used images a task are padded up to a bound.
 
-    Minimises sum_c (bound(used_c) - used_c) over at most `num_buckets` bounds by dynamic programming
-    over the distinct sizes, so cluster sizes never cause a retrace and padding stays small.
+    Minimises sum_c (bound(used_c) - used_c) over at most `num_buckets` bounds by dynamic
+    programming over the distinct sizes, so cluster sizes never cause a retrace and padding stays
+    small.
 
     Returns:
       int32 [at most num_buckets], increasing; the last is the largest number of images used.
@@ -177,17 +178,17 @@ def sample_task(
       bound: static, padded number of used images, at least the number that this cluster uses.
 
     Returns:
-      Task whose inputs are dataset positions int32: support [K], query [own + num_random_query]. Rows
-      past the cluster's own numbers are masked and repeat a real position. Support and own query
-      images are disjoint. Random query images are distinct, uniform over images.
+      Task whose inputs are dataset positions int32: support [K], query [own + num_random_query].
+      Rows past the cluster's own numbers are masked and repeat a real position. Support and own
+      query images are disjoint. Random query images are distinct, uniform over images.
     """
     split_key, random_key = jax.random.split(key)
     start, size = table.start[cluster], table.size[cluster]
     num_support, num_own = task_counts(size, spec)
-    pad_support, pad_own = (int(n) for n in task_counts(np.asarray(bound), _whole(spec)))
+    pad_support, pad_own = padded_counts(spec, bound)
 
     # A random permutation of the usable images: the first go to the support, the next to the query.
-    pool_size = max(bound, 2) if spec.max_used is None else spec.pool_size
+    pool_size = spec.pool_size
     draw = jax.random.uniform(split_key, (pool_size,))
     usable = jnp.arange(pool_size) < used_count(size, spec.usable_fraction)
     order = jnp.argsort(jnp.where(usable, draw, 2.0))
@@ -215,20 +216,31 @@ def sample_task(
     return Task(own_batch(support, support_mask), query, weight)
 
 
-def _whole(spec: TaskSpec) -> TaskSpec:
-    """The same split for a number of images that are all used."""
-    return dataclasses.replace(spec, usable_fraction=1.0, max_used=None)
+def crop_task(task: Task, *, spec: TaskSpec, bound: int, cropped: int) -> Task:
+    """Drop the padding of a task sampled for `bound` down to that of `cropped` used images."""
+    support, own = padded_counts(spec, cropped)
+    _, whole_own = padded_counts(spec, bound)
+    query = jax.tree.map(lambda x: jnp.concatenate([x[:own], x[whole_own:]]), task.query)
+    return Task(jax.tree.map(lambda x: x[:support], task.support), query, task.weight)
+
+
+def padded_counts(spec: TaskSpec, bound: int) -> tuple[int, int]:
+    """Rows of support and own query images that hold any task of at most `bound` used images."""
+    whole = dataclasses.replace(spec, usable_fraction=1.0, max_used=None)
+    support, own = task_counts(np.asarray(bound), whole)
+    return int(support), int(own)
 
 
 def _sample_distinct(key: Array, num: int, upper: Array) -> Array:
-    """Draw a uniform subset of {0, ..., upper - 1} of `num` elements, at a cost independent of upper.
+    """Draw a uniform subset of `num` elements of {0, ..., upper - 1} at a cost independent of it.
 
-    Floyd's algorithm: for j = upper - num ... upper - 1 take t uniform in {0, ..., j}, or j where t has
-    been taken.
+    Floyd's algorithm: for j = upper - num ... upper - 1 take t uniform in {0, ..., j}, or j where t
+    has been taken.
     """
+    last = upper - num + jnp.arange(num)
+    drawn = jax.random.randint(key, (num,), 0, last + 1)
     taken = jnp.full((num,), -1, jnp.int32)
-    for i, step_key in enumerate(jax.random.split(key, max(num, 1))[:num]):
-        j = upper - num + i
-        t = jax.random.randint(step_key, (), 0, j + 1)
-        taken = taken.at[i].set(jnp.where(jnp.any(taken == t), j, t))
+    for i in range(num):
+        again = jnp.any(taken == drawn[i])
+        taken = taken.at[i].set(jnp.where(again, last[i], drawn[i]).astype(jnp.int32))
     return taken

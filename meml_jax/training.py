@@ -45,7 +45,7 @@ def train(
     validate: Callable[[TrainState], float] | None,
     report: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Meta-train up to `config.steps`, going on from the last checkpoint in `workdir` if there is one.
+    """Meta-train up to `config.steps`, going on from the last checkpoint in `workdir`, if any.
 
     The state after step s is a function of the settings and s, whatever stops lie between. The
     metrics of steps since the last record are kept in the checkpoint, so records too are the same.
@@ -61,8 +61,8 @@ def train(
       report: prints a line.
 
     Returns:
-      {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole training,
-      earlier processes included; `seconds` counts steps, validation and checkpoints.
+      {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole
+      training, earlier processes included; `seconds` counts steps, validation and checkpoints.
 
     Raises:
       UserError: checkpoints of other settings; a loss that is not finite; a dead representation.
@@ -72,9 +72,10 @@ def train(
         if getattr(config, field) < 1:
             raise UserError(f"train.{field}={getattr(config, field)}, expected at least 1")
     with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
-        state, meta = fresh_state(), {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
-        if checkpoints.latest_step(manager) is not None:
-            state, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
+        if checkpoints.latest_step(manager) is None:
+            state, meta = fresh_state(), {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
+        else:
+            state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state))
             if meta["fingerprint"] != fingerprint:
                 raise UserError(
                     f"{workdir / 'checkpoints'} belongs to other settings or other images; use "
@@ -86,9 +87,10 @@ def train(
                 f"train.steps={config.steps}, but {workdir} has been trained for {step} steps; use "
                 f"train.steps={step} or another --workdir"
             )
-        call, compiled = None, {name: meta.get(name) for name in ("compile_seconds", "peak_bytes")}
-        if step < config.steps:
-            call, compiled = _compile(train_call, state, data)
+        if step == config.steps:
+            report(f"train: reuses {step} steps of {workdir / 'checkpoints'}")
+            return _summary(step, meta)
+        call, compiled = _compile(train_call, state, data)
         if step:
             report(f"train: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
@@ -135,13 +137,13 @@ def train(
                         f"stopped at step {step} of {config.steps}, saved; the same command goes on",
                     )
         _, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
-    return {
-        "steps": config.steps,
-        "seconds": meta["seconds"],
-        "compile_seconds": meta["compile_seconds"],
-        "steps_per_second": config.steps / meta["seconds"],
-        "peak_bytes": meta["peak_bytes"],
-    }
+    return _summary(step, meta)
+
+
+def _summary(step: int, meta: dict[str, Any]) -> dict[str, Any]:
+    names = ("seconds", "compile_seconds", "peak_bytes")
+    summary = {"steps": step} | {name: meta[name] for name in names}
+    return summary | {"steps_per_second": step / meta["seconds"]}
 
 
 def _compile(train_call, state, data):

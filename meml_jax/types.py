@@ -1,4 +1,4 @@
-"""The values that pass between modules: all are frozen, all arrays are explicit about shape and dtype."""
+"""The values that pass between modules, all frozen, with their shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 Params = dict[str, Any]
-"""Parameters by role: `fen`, `cln`, `attention` (later also `film`, `context`); a role is what is fast or not."""
+"""Parameters by role: `fen`, `cln`, `attention`; a role is fast in the inner loop or not."""
 
 _T = typing.TypeVar("_T")
 
