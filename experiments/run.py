@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -27,10 +26,12 @@ import jax
 from meml_jax import meta_test, stages
 from meml_jax.config import Config, check_field, from_dict
 from meml_jax.data import datasets
+from meml_jax.environment import device_name
 from meml_jax.learners import get_learner
 from meml_jax.metrics import Progress
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
+from meml_jax.workdir import open_workdir
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file("config", None, "Settings: configs/X.py or configs/X.py:preset.")
@@ -48,6 +49,9 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
     for arg in argv[1:]:
         if arg.startswith("--config."):
             check_field(arg.removeprefix("--config.").split("=")[0])
+        path = arg.removeprefix("--config=").split(":")[0]
+        if arg.startswith("--config=") and not Path(path).is_file():
+            raise UserError(f"--config={path}: there is no such file")
     try:
         rest = FLAGS(argv)
         if rest[1:]:
@@ -70,8 +74,6 @@ def _reason(error: BaseException | None) -> str:
     while error is not None:  # the flag libraries wrap what went wrong, the cause comes last
         if isinstance(error, UserError):
             reason = str(error)
-        if isinstance(error, FileNotFoundError):
-            reason = f"--config: there is no file {error.filename}"
         error = error.__cause__ or error.__context__
     return reason
 
@@ -82,7 +84,7 @@ def start_jax(config: Config) -> None:
     if config.precision not in precisions:
         raise UserError(f"precision={config.precision!r}, expected one of {precisions}")
     jax.config.update("jax_default_matmul_precision", config.precision)
-    say(f"device: {stages.device_name()}, jax {jax.__version__}, precision {config.precision}")
+    say(f"device: {device_name()}, jax {jax.__version__}, precision {config.precision}")
     if jax.default_backend() == "cpu" and glob.glob("/dev/nvidia[0-9]*"):
         say("WARNING: an NVIDIA GPU is here but JAX uses the CPU; pip install 'meml_jax[cuda]'")
 
@@ -92,7 +94,7 @@ def run(config: Config, workdir: Path, last: str) -> None:
     learner = get_learner(config.learner)  # refused before anything is loaded
     del learner
     start_jax(config)
-    with stages.open_workdir(workdir, config):
+    with open_workdir(workdir, config):
         progress = Progress(None, "images", unit="images")
         dataset = datasets.load(config.data, report=say, progress=progress)
         progress.close()

@@ -1,0 +1,1 @@
+"""Few-shot unsupervised continual learning through meta-examples (FUSION / MEML), in JAX."""

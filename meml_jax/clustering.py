@@ -48,7 +48,7 @@ def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -
         name = "" if ids is None else f" ({ids[row]})"
         raise UserError(
             f"embeddings hold NaN or infinite values in {int((~finite).sum())} rows, the first is "
-            f"row {row}{name}; expected finite values: make the embeddings anew or drop these images"
+            f"row {row}{name}; expected finite values: make the embeddings anew or drop the images"
         )
 
 

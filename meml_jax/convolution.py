@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +35,7 @@ def conv2d(x: Array, kernel: Array, *, stride: int) -> Array:
     return lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=layout)
 
 
-def _windows(x: Array, size: tuple[int, int], stride: int) -> Array:
+def _windows(x: Array, size: tuple[int, ...], stride: int) -> Array:
     """The window under each output, [N, P, Q, KH * KW * C]: one strided slice per kernel cell."""
     rows, cols = ((n - k) // stride * stride + 1 for n, k in zip(x.shape[1:3], size, strict=True))
     cells = [
@@ -75,7 +77,7 @@ def _conv_kernel(x: Array, y_bar: Array, size: tuple[int, int], stride: int) -> 
     return product.reshape(*size, x.shape[3], y_bar.shape[3])
 
 
-_PULLBACKS = {
+_PULLBACKS: dict[Any, Callable[..., tuple[Any, ...]]] = {
     _conv: lambda stride, saved, y_bar: (
         _conv_input(y_bar, saved[1], saved[0].shape, stride),
         _conv_kernel(saved[0], y_bar, saved[1].shape[:2], stride),

@@ -297,7 +297,7 @@ def prototype_outcomes(
 
 
 def run_accuracies(correct: np.ndarray, *, protocol: str) -> np.ndarray:
-    """Accuracy of each run of correct [R, Q]: correct/total, or a mean of batch means (released)."""
+    """Accuracy of each run of correct [R, Q]: correct/total, or mean of batch means (released)."""
     correct = np.asarray(correct, np.float64)
     if protocol == "clean":
         return correct.mean(axis=1)
@@ -321,20 +321,24 @@ def summarise(accuracies: np.ndarray, *, num_classes: int) -> dict:
     }
 
 
+@functools.partial(jax.jit, static_argnames=("num_classes", "shots", "queries", "largest"))
+def _draw_trajectories(keys: Array, table: TaskTable, **settings: int) -> Trajectory:
+    return jax.vmap(lambda key: draw_trajectory(key, table, **settings))(keys)
+
+
 def _trajectories(key: Array, pool: Pool, config: TestConfig, num_classes: int, count: int):
     """Draw `count` trajectories of a pool; the released protocol draws one for all runs."""
-    draw = functools.partial(
-        draw_trajectory,
-        table=pool.table,
+    keys = jax.random.split(key, count)
+    if config.protocol == "released":
+        keys = jnp.repeat(keys[:1], count)
+    return _draw_trajectories(
+        keys,
+        pool.table,
         num_classes=num_classes,
         shots=config.shots,
         queries=config.queries,
         largest=int(pool.table.size.max()),
     )
-    keys = jax.random.split(key, count)
-    if config.protocol == "released":
-        keys = jnp.repeat(keys[:1], count)
-    return jax.jit(jax.vmap(draw))(keys)
 
 
 def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: int) -> dict:

@@ -150,6 +150,9 @@ def make_network(
     num_features = jax.eval_shape(fen.init_with_output, jax.random.key(0), images)[0].shape[-1]
     features = jnp.zeros((1, num_features), dtype)
 
+    def apply(module: nn.Module, role: str) -> Callable[[Params, Array], Array]:
+        return lambda params, x: module.apply({"params": params[role]}, x)  # type: ignore[return-value]
+
     def init(key: Array) -> Params:
         fen_key, attention_key, cln_key = jax.random.split(key, 3)
         params = {"fen": fen.init(fen_key, images), "cln": cln.init(cln_key, features)}
@@ -157,12 +160,13 @@ def make_network(
             params["attention"] = attention.init(attention_key, features)
         return jax.tree.map(lambda x: x.astype(dtype), {k: v["params"] for k, v in params.items()})
 
+    score = apply(attention, "attention")
     return Network(
         init=init,
-        encode=lambda params, images: fen.apply({"params": params["fen"]}, images),
+        encode=apply(fen, "fen"),
         activate=activate,
-        score=lambda params, p: attention.apply({"params": params["attention"]}, nn.relu(p)),
-        classify=lambda params, r: cln.apply({"params": params["cln"]}, r),
+        score=lambda params, p: score(params, nn.relu(p)),
+        classify=apply(cln, "cln"),
         num_features=num_features,
         num_classes=num_classes,
     )

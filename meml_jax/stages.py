@@ -9,17 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
-import hashlib
-import importlib.metadata
-import io
 import json
-import os
-import platform
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,21 +32,17 @@ from meml_jax import (
     tasks,
     training,
 )
-from meml_jax.config import Config, flatten, from_dict
+from meml_jax.config import Config
+from meml_jax.environment import device_name, versions
 from meml_jax.files import write_atomic, write_json
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
 from meml_jax.pooling import pool
 from meml_jax.types import Dataset, Params, TaskTable, TrainState, UserError
+from meml_jax.workdir import fingerprint, load_npz, save_npz
 
 STAGES = ("embed", "cluster", "train", "test", "report")
 Report = Callable[[str], None]
-
-# What the parameters of a finished training depend on; other fields may change in a workdir.
-_TRAINING = ("seed", "precision", "learner", "embedding", "clustering", "tasks", "network", "inner")
-_TRAINING += ("outer", "data.name", "data.image_size", "data.channels", "data.split")
-_TRAINING += ("data.split_seed", "data.num_classes", "data.per_class", "data.validation_fraction")
-_TRAINING += ("data.test_fraction",)
 
 
 class Clusters(NamedTuple):
@@ -84,103 +72,11 @@ class Model(NamedTuple):
     fingerprint: str
 
 
-def fingerprint(*parts: Any) -> str:
-    """Digest of JSON-able values, settings and arrays.
-
-    Only settings that differ from their default count, so a later version's new field, off by
-    default, does not make what exists look foreign.
-    """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        if dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            return {k: v for k, v in fields.items() if v != getattr(type(value)(), k)}
-        return value
-
-    text = json.dumps([plain(part) for part in parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
-    """Claim a workdir for this process and config, and write `config.json`.
-
-    Raises:
-      UserError: the folder cannot be written, is in use, holds other things, or holds training of a
-        config that differs in a field which training depends on.
-    """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        # A stop before config.json was written leaves the lock and perhaps half of that file.
-        ours = (".lock", ".config.json.")
-        strangers = [p for p in workdir.iterdir() if not p.name.startswith(ours)]
-        if strangers and not (workdir / "config.json").exists():
-            raise UserError(f"{workdir} is not empty and not a workdir; use another --workdir")
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"cannot write to the workdir {workdir} ({error.strerror}); use another --workdir"
-        ) from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"another process works in {workdir}; wait for it or use another --workdir"
-            ) from None
-        _check_same_training(workdir, config)
-        write_json(workdir / "config.json", dataclasses.asdict(config))
-        yield
-
-
-def _check_same_training(workdir: Path, config: Config) -> None:
-    trained = workdir / "checkpoints"
-    if not (trained.is_dir() and any(trained.iterdir())):
-        return
-    try:
-        stored = flatten(from_dict(json.loads((workdir / "config.json").read_text())))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read {workdir / 'config.json'} ({error}), so what was trained there is not "
-            "known; use another --workdir"
-        ) from None
-    now = flatten(config)
-    differing = [
-        f"{name} is {stored[name]!r} there, {value!r} now"
-        for name, value in now.items()
-        if name.startswith(_TRAINING) and stored[name] != value
-    ]
-    if differing:
-        raise UserError(
-            f"{workdir} holds training of another config: {'; '.join(differing)}; use another "
-            "--workdir or the old values"
-        )
-
-
-def _save_npz(path: Path, **arrays: Any) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    write_atomic(path, buffer.getvalue())
-
-
-def _load_npz(path: Path, wanted: str) -> dict[str, np.ndarray] | None:
-    """Load a product if it is there, whole, and of the wanted fingerprint."""
-    try:
-        # Opened here, as np.load leaves a broken file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
-        return None
-    return arrays if str(arrays.get("fingerprint")) == wanted else None
-
-
 def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray:
     """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings)."""
     path = workdir / "embeddings.npz"
     wanted = fingerprint(config.embedding, config.seed, dataset.content_hash)
-    if (stored := _load_npz(path, wanted)) is not None:
+    if (stored := load_npz(path, wanted)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
@@ -188,8 +84,8 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     if config.embedding.name == "npz":
         if split.embeddings is None:
             raise UserError(
-                f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; use "
-                " an npz with a key Z, or another embedding"
+                f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; "
+                "use  an npz with a key Z, or another embedding"
             )
         z = split.embeddings
     else:
@@ -200,7 +96,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     z = embeddings.l2_normalize(z) if config.embedding.normalize else z
     clustering.check_embeddings(z, ids=split.ids)
     z = np.asarray(z, np.float32)
-    _save_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    save_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
@@ -214,7 +110,7 @@ def cluster(
     wanted = fingerprint(
         config.clustering, config.seed, settings.labels, settings.min_size, z, dataset.train.labels
     )
-    if (stored := _load_npz(path, wanted)) is not None:
+    if (stored := load_npz(path, wanted)) is not None:
         say(f"cluster: reuses {path}")
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))
@@ -243,7 +139,7 @@ def cluster(
         "size_max": int(table.size.max()),
         **(clustering.agreement(true, labels) or {"purity": None, "nmi": None}),
     }
-    _save_npz(
+    save_npz(
         path,
         index=table.index,
         start=table.start,
@@ -557,21 +453,3 @@ def paper_rows(config: Config) -> dict[str, dict[int, float]]:
         ("meml", True): ("Oracle MEML",),
     }.get((config.learner, oracle), ())
     return {k: v for k, v in report.paper_rows(config.data.name).items() if k in rows}
-
-
-def device_name() -> str:
-    """Name the device that JAX uses, e.g. `cpu: x86_64, 2 cores`."""
-    device = jax.devices()[0]
-    if device.platform == "cpu":
-        return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-    return f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
-    names = ("meml_jax", "jax", "jaxlib", "flax", "optax", "numpy", "scikit-learn")
-    found = {}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found | {"python": platform.python_version()}

@@ -73,7 +73,8 @@ def train(
             raise UserError(f"train.{field}={getattr(config, field)}, expected at least 1")
     with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
         if checkpoints.latest_step(manager) is None:
-            state, meta = fresh_state(), {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
+            state: TrainState = fresh_state()
+            meta: dict[str, Any] = {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
         else:
             state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state))
             if meta["fingerprint"] != fingerprint:
@@ -132,9 +133,9 @@ def train(
                 if metric is not None or step % config.checkpoint_every == 0 or last or received:
                     save(metric)
                 if received:
+                    where = f"step {step} of {config.steps}"
                     raise Interrupted(
-                        received[0],
-                        f"stopped at step {step} of {config.steps}, saved; the same command goes on",
+                        received[0], f"stopped and saved at {where}; the same command goes on"
                     )
         _, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
     return _summary(step, meta)
@@ -175,10 +176,10 @@ def _check_alive(pending: dict[str, list[float]], step: int) -> None:
     spread = pending["logit_spread"]
     if spread and max(spread) < DEAD_SPREAD:
         raise UserError(
-            f"the representation is dead at step {step}: for {len(spread)} steps the logits have not "
-            f"depended on the image ({np.mean(pending['active']):.0%} of the features active, loss "
-            f"{np.mean(pending['loss']):.3f}); lower outer.lr or set network.cln_relu=False, and use "
-            "another --workdir"
+            f"the representation is dead at step {step}: for {len(spread)} steps the logits have "
+            f"not depended on the image ({np.mean(pending['active']):.0%} of the features active, "
+            f"loss {np.mean(pending['loss']):.3f}); lower outer.lr or set network.cln_relu=False, "
+            "and use another --workdir"
         )
 
 

