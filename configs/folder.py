@@ -4,9 +4,9 @@
 
 DIR/CLASS/*.png (also jpeg, bmp, webp; any size, grey or colour), or DIR/train, DIR/validation and
 DIR/test with class folders in each; DIR/train may hold unlabelled images. Each test class needs
-test.shots + test.queries images. Settings to look at: data.image_size (28, 64, 84), data.channels (1, 3),
-clustering.num_clusters (about the number of classes you expect, or more), test.num_classes. Presets:
-`paper` (default), `released`, `smoke` (a few minutes, small network).
+test.shots + test.queries images. Settings to look at: data.image_size (28, 64, 84), data.channels
+(1, 3), clustering.num_clusters (about the number of classes you expect, or more) and
+test.num_classes. Presets: `paper` (default), `released`, `smoke` (a few minutes, small network).
 Time on 2 CPU cores at 28x28: about an hour for 40,000 steps; accuracy depends on the images.
 """
 

@@ -1,4 +1,4 @@
-"""What a run runs on: the device and the versions that its numbers depend on."""
+"""What a run runs on: the device, the versions and the commit that its numbers depend on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import subprocess
+from pathlib import Path
 
 import jax
 
@@ -26,3 +28,18 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found | {"python": platform.python_version()}
+
+
+def commit() -> str | None:
+    """Commit of the source tree, with `+` where tracked files differ from it; None outside git."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    try:
+        head = _output(*git, "rev-parse", "--short=12", "HEAD")
+        dirty = _output(*git, "status", "--porcelain", "-uno")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.strip() + ("+" if dirty.strip() else "")
+
+
+def _output(*command: str) -> str:
+    return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)

@@ -7,7 +7,6 @@ thrown away.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -22,7 +21,9 @@ import numpy as np
 from meml_jax import (
     checkpoints,
     clustering,
+    curves,
     embeddings,
+    environment,
     figures,
     losses,
     meta_test,
@@ -32,8 +33,7 @@ from meml_jax import (
     tasks,
     training,
 )
-from meml_jax.config import Config
-from meml_jax.environment import device_name, versions
+from meml_jax.config import Config, OuterConfig
 from meml_jax.files import write_atomic, write_json
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
@@ -117,6 +117,7 @@ def cluster(
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true = dataset.train.labels
     if settings.labels == "clusters":
+        say(f"cluster: k-means, {config.clustering.num_clusters} clusters of {len(z)} embeddings")
         labels, details = clustering.cluster(z, config.clustering, seed=config.seed)
         requested, actual = details.requested, details.actual
     elif settings.labels == "true":
@@ -188,10 +189,14 @@ def _init_key(config: Config) -> jax.Array:
 
 
 def _fresh_state(config: Config, model: Model) -> TrainState:
-    # Jitted, as the many small operations of an initialisation take seconds to compile one by one.
-    tx = meta_train.outer_optimizer(config.outer)
-    init = functools.partial(meta_train.init_state, network=model.network, tx=tx)
-    return jax.jit(init)(_init_key(config))
+    return _jitted_init(model.network, config.outer)(_init_key(config))
+
+
+@functools.cache
+def _jitted_init(network: Network, outer: OuterConfig) -> Callable[[jax.Array], TrainState]:
+    # The many small operations of an initialisation take seconds to compile one by one.
+    tx = meta_train.outer_optimizer(outer)
+    return jax.jit(functools.partial(meta_train.init_state, network=network, tx=tx))
 
 
 def train(
@@ -273,128 +278,44 @@ def test(
     *,
     meta_train_summary: dict[str, Any],
 ) -> dict[str, Any]:
-    """Meta-test with every head and both baselines; writes and returns `results.json`.
-
-    Finished points are stored one by one in `points.json`, so a stopped meta-test goes on.
-    """
+    """Meta-test with every head and both baselines; writes and returns `results.json`."""
     params, step = restore_params(config, model, workdir)
-    wanted = fingerprint(model.fingerprint, step, config.test)
-    path = workdir / "points.json"
-    points: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        stored = json.loads(path.read_text())
-        points = stored["points"] if stored["fingerprint"] == wanted else {}
-    if points:
-        say(f"test: reuses {len(points)} finished points of {path}")
+    evaluators = curves.evaluators(
+        config, dataset, network=model.network, params=params, init_key=_init_key(config)
+    )
+    points = curves.evaluate(
+        evaluators,
+        config.test.num_classes,
+        path=workdir / "points.json",
+        fingerprint=fingerprint(model.fingerprint, step, config.test),
+        say=say,
+    )
 
-    curves = _curves(config, dataset, model, params)
-    for name, evaluate in curves.items():
-        for num_classes in config.test.num_classes:
-            label = f"{name}/{num_classes}"
-            if label not in points:
-                points[label] = evaluate(num_classes)
-                write_json(path, {"fingerprint": wanted, "points": points})
-                point = points[label]
-                rate = point["learning_rate"]
-                say(
-                    f"test: {name}, {num_classes} classes: {100 * point['accuracy']:.1f} ± "
-                    f"{100 * point['ci95']:.1f} %" + (f", rate {rate:g}" if rate else "")
-                )
-
-    def series(head: str, **extra: Any) -> dict[str, Any]:
+    def curve(head: str) -> dict[str, Any]:
         rows = [points[f"{head}/{n}"] for n in config.test.num_classes]
-        return {"protocol": config.test.protocol, "head": head, "points": rows, **extra}
+        return {"protocol": config.test.protocol, "head": head, "points": rows}
 
-    first, *others = curves
+    first, *others = evaluators
     results = {
         "schema": 1,
         "dataset": config.data.name,
         "learner": config.learner,
         "preset": config.preset,
         "seed": config.seed,
-        "device": device_name(),
-        "versions": versions(),
+        "device": environment.device_name(),
+        "versions": environment.versions(),
+        "commit": environment.commit(),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "embedding": {"name": config.embedding.name},
         "clustering": clusters.info,
         "meta_train": meta_train_summary,
-        "meta_test": series(first) | {"checkpoint_step": step},
-        "comparisons": [series(head, name=CURVE_NAMES[head]) for head in others],
+        "meta_test": curve(first) | {"checkpoint_step": step},
+        "comparisons": [curve(head) | {"name": curves.NAMES[head]} for head in others],
         "config": dataclasses.asdict(config),
     }
     write_json(workdir / "results.json", results)
     return results
-
-
-CURVE_NAMES = {
-    "sgd": "sgd head",
-    "sgd_reservoir": "sgd head + reservoir",
-    "prototype": "prototype head",
-    "pixels": "baseline: nearest class mean of raw pixels",
-    "untrained": "baseline: untrained network, prototypes",
-}
-
-
-def _curves(config: Config, dataset: Dataset, model: Model, params: Params):
-    """List what is evaluated: functions of the number of classes; features are computed once."""
-    settings = config.test
-    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("test"))
-    network = model.network
-    outputs = settings.num_outputs or dataset.test.num_classes
-    head = make_network(
-        config.network,
-        get_learner(config.learner),
-        image_shape=dataset.test.images.shape[1:],
-        num_classes=outputs,
-    )
-    tables = {
-        name: meta_test.class_table(getattr(dataset, name)) for name in ("test", "validation")
-    }
-
-    @functools.cache
-    def features(part: str, source: str) -> jax.Array:
-        images = jnp.asarray(getattr(dataset, part).images)
-        if source == "pixels":
-            return meta_train.to_float(images).reshape(len(images), -1)
-        weights = params if source == "trained" else _fresh_state(config, model).params
-        return meta_test.encode(weights, images, network=network)
-
-    def pool_of(part: str, source: str) -> meta_test.Pool:
-        return meta_test.Pool(features(part, source), tables[part])
-
-    def prototype(num_classes: int, *, source: str) -> dict[str, Any]:
-        point_key = jax.random.fold_in(key, num_classes)
-        return meta_test.prototype_point(
-            point_key, pool_of("test", source), settings, num_classes=num_classes
-        )
-
-    def sgd(num_classes: int, *, reservoir: tuple[int, int] | None) -> dict[str, Any]:
-        output = jax.tree.map(
-            lambda x: jnp.zeros((*x.shape[:-1], outputs), x.dtype), params["cln"]["output"]
-        )
-        return meta_test.sgd_point(
-            jax.random.fold_in(key, num_classes),
-            params | {"cln": params["cln"] | {"output": output}},
-            pool_of("test", "trained"),
-            pool_of("validation", "trained"),
-            settings,
-            network=head,
-            num_classes=num_classes,
-            reservoir=reservoir,
-        )
-
-    memory = (settings.reservoir_size, settings.reservoir_batch)
-    known = {
-        "sgd": functools.partial(sgd, reservoir=None),
-        "sgd_reservoir": functools.partial(sgd, reservoir=memory),
-        "prototype": functools.partial(prototype, source="trained"),
-    }
-    chosen = {name: known[name] for name in settings.heads}
-    return chosen | {
-        "pixels": functools.partial(prototype, source="pixels"),
-        "untrained": functools.partial(prototype, source="untrained"),
-    }
 
 
 def attention_rows(

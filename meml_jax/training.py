@@ -91,6 +91,7 @@ def train(
         if step == config.steps:
             report(f"train: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
+        report("train: compiles")
         call, compiled = _compile(train_call, state, data)
         if step:
             report(f"train: goes on from step {step}")

@@ -1,0 +1,148 @@
+"""Accuracy curves: what is evaluated beside what, each point stored as soon as it is done."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meml_jax import meta_test, meta_train
+from meml_jax.config import Config
+from meml_jax.files import write_json
+from meml_jax.learners import get_learner
+from meml_jax.networks import Network, make_network
+from meml_jax.types import Array, Dataset, Params
+
+NAMES = {
+    "sgd": "sgd head",
+    "sgd_reservoir": "sgd head + reservoir",
+    "prototype": "prototype head",
+    "pixels": "baseline: nearest class mean of raw pixels",
+    "untrained": "baseline: untrained network, prototypes",
+}
+BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
+
+_KEY = 3  # keeps the random streams of meta-test apart from those of the other stages
+
+Evaluator = Callable[[int], dict[str, Any]]
+"""From a number of classes to one entry of `points` in results.json."""
+
+
+def evaluators(
+    config: Config, dataset: Dataset, *, network: Network, params: Params, init_key: Array
+) -> dict[str, Evaluator]:
+    """List the curves of a run by name: the heads asked for, then the baselines.
+
+    Args:
+      config: settings.
+      dataset: its validation and test parts.
+      network: of the meta-training.
+      params: meta-trained.
+      init_key: key of the initial parameters, for the untrained network.
+
+    Returns:
+      Evaluators that share the frozen features, each computed once, and the streams of a run.
+    """
+    settings = config.test
+    key = jax.random.fold_in(jax.random.key(config.seed), _KEY)
+    parts = {"test": dataset.test, "validation": dataset.validation}
+    tables = {part: meta_test.class_table(split) for part, split in parts.items()}
+    outputs = settings.num_outputs or dataset.test.num_classes
+    head = make_network(
+        config.network,
+        get_learner(config.learner),
+        image_shape=dataset.test.images.shape[1:],
+        num_classes=outputs,
+    )
+    # Every run draws the output layer anew; here only its width counts.
+    output = jax.tree.map(
+        lambda x: jnp.zeros((*x.shape[:-1], outputs), x.dtype), params["cln"]["output"]
+    )
+    head_params = params | {"cln": params["cln"] | {"output": output}}
+
+    @functools.cache
+    def pool(part: str, source: str) -> meta_test.Pool:
+        images = jnp.asarray(parts[part].images)
+        if source == "pixels":
+            features = meta_train.to_float(images).reshape(len(images), -1)
+        else:
+            weights = params if source == "trained" else network.init(init_key)
+            features = meta_test.encode(weights, images, network=network)
+        return meta_test.Pool(features, tables[part])
+
+    def prototype(num_classes: int, *, source: str) -> dict[str, Any]:
+        point_key = jax.random.fold_in(key, num_classes)
+        return meta_test.prototype_point(
+            point_key, pool("test", source), settings, num_classes=num_classes
+        )
+
+    def sgd(num_classes: int, *, reservoir: tuple[int, int] | None) -> dict[str, Any]:
+        return meta_test.sgd_point(
+            jax.random.fold_in(key, num_classes),
+            head_params,
+            pool("test", "trained"),
+            pool("validation", "trained"),
+            settings,
+            network=head,
+            num_classes=num_classes,
+            reservoir=reservoir,
+        )
+
+    known: dict[str, Evaluator] = {
+        "sgd": functools.partial(sgd, reservoir=None),
+        "sgd_reservoir": functools.partial(
+            sgd, reservoir=(settings.reservoir_size, settings.reservoir_batch)
+        ),
+        "prototype": functools.partial(prototype, source="trained"),
+        "pixels": functools.partial(prototype, source="pixels"),
+        "untrained": functools.partial(prototype, source="untrained"),
+    }
+    return {name: known[name] for name in (*settings.heads, *BASELINES)}
+
+
+def evaluate(
+    evaluators: dict[str, Evaluator],
+    num_classes: tuple[int, ...],
+    *,
+    path: Path,
+    fingerprint: str,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Evaluate every curve at every number of classes, going on from the points in `path`.
+
+    Args:
+      evaluators: by name.
+      num_classes: points of each curve.
+      path: JSON file that gets each point when it is done; those of another fingerprint go.
+      fingerprint: of the settings and of what is evaluated.
+      say: prints a line a point.
+
+    Returns:
+      {'NAME/NUM_CLASSES': point}; a point has `seconds` beside what its evaluator returns.
+    """
+    points: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        stored = json.loads(path.read_text())
+        points = stored["points"] if stored["fingerprint"] == fingerprint else {}
+    todo = [(name, n) for name in evaluators for n in num_classes if f"{name}/{n}" not in points]
+    if points:
+        say(f"test: reuses {len(points)} finished points of {path}")
+    for done, (name, n) in enumerate(todo, start=1):
+        start = time.monotonic()
+        point = evaluators[name](n) | {"seconds": time.monotonic() - start}
+        points[f"{name}/{n}"] = point
+        write_json(path, {"fingerprint": fingerprint, "points": points})
+        say(
+            f"test {done}/{len(todo)}: {name}, {n} classes: {100 * point['accuracy']:.1f} ± "
+            f"{100 * point['ci95']:.1f} %"
+            + (f", rate {point['learning_rate']:g}" if point["learning_rate"] else "")
+            + f", {point['seconds']:.1f} s"
+        )
+    return points

@@ -1,0 +1,182 @@
+"""The meta-gradient: against central differences, and what it must and must not depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from meml_jax import losses, meta_train
+from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax.inner import adapt, inner_batches, inner_loop, pooled_logits
+from meml_jax.learners import LEARNERS, Learner, Phase
+
+STEP = 1e-7  # with larger steps kinks of ReLU fake errors of a few per cent
+INNER = InnerConfig(lr=0.5)  # large, so that second-order terms are
+OUTER = OuterConfig(weight_on="inner")  # the metric `loss` is then the meta-loss itself
+PAPER = {"cln_relu": True, "attention_feature": "relu"}
+RELEASED = {"cln_relu": False, "attention_feature": "preactivation"}
+MAML = Learner(("fen", "cln"), (Phase("all"), Phase("all")), resets_class_row=False)
+CASES = [
+    pytest.param(name, variant, True, id=f"{name}-{label}-dense")
+    for name in LEARNERS
+    for label, variant in {
+        "paper": PAPER,
+        "released": RELEASED,
+        "relu_linear": PAPER | {"cln_relu": False},
+        "preactivation_relu": RELEASED | {"cln_relu": True},
+    }.items()
+    if "meml" in name or label in ("paper", "released")  # the pooled feature matters to MEML only
+] + [
+    pytest.param("meml", PAPER, False, id="meml-paper-fen"),
+    pytest.param("meml_released", RELEASED, False, id="meml_released-released-fen"),
+    pytest.param("oml", PAPER, False, id="oml-paper-fen"),
+    pytest.param(MAML, PAPER, True, id="maml-paper-dense"),
+]
+
+
+def make(learner, variant, dense, **sizes):
+    net = tiny.network(learner, dense=dense, dtype=jnp.float64, **variant)
+    image = tiny.IMAGE if dense else tiny.CONV_IMAGE
+    tasks = tiny.tasks(3, image=image, dtype=np.float64, **sizes)
+    return net, tiny.parameters(net, 1, np.float64), tasks
+
+
+@pytest.mark.parametrize("learner, variant, dense", CASES)
+def test_equals_central_differences(learner, variant, dense, x64):
+    net, params, tasks = make(learner, variant, dense)
+    settings = {"network": net, "learner": tiny.learner_of(learner), "inner": INNER, "outer": OUTER}
+    meta_grad = jax.jit(functools.partial(meta_train.meta_grad, **settings))
+    grads, _ = meta_grad(params, tasks)
+
+    def slope(direction):
+        up, down = (
+            float(
+                meta_grad(jax.tree.map(lambda p, d: p + s * d, params, direction), tasks)[1]["loss"]
+            )
+            for s in (STEP, -STEP)
+        )
+        return (up - down) / (2 * STEP)
+
+    rng = np.random.default_rng(0)
+    zero = jax.tree.map(jnp.zeros_like, params)
+    worst = 0.0
+    for role, grad in grads.items():
+        norm = float(optax.global_norm(grad))
+        assert norm > 1e-6, f"the meta-gradient of {role} vanishes"
+        for _ in range(3):
+            random = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), grad)
+            expected = float(optax.tree.vdot(grad, random))
+            worst = max(worst, abs(slope(zero | {role: random}) - expected) / norm)
+        leaves, structure = jax.tree.flatten(grad)
+        for i, leaf in enumerate(leaves):
+            # The largest entry of each array, so that no array hides behind another.
+            at = np.unravel_index(np.argmax(np.abs(leaf)), leaf.shape)
+            unit = [jnp.zeros_like(x) for x in leaves]
+            unit[i] = unit[i].at[at].set(1.0)
+            found = slope(zero | {role: jax.tree.unflatten(structure, unit)})
+            worst = max(worst, abs(found - float(leaf[at])) / max(norm, abs(float(leaf[at]))))
+    print(f"max relative error {worst:.1e}")
+    assert worst < 1e-5
+
+
+def loss_by_hand(params, tasks, *, network, learner, tx):
+    """The meta-loss of one task with an inner optimizer of one's choice."""
+    encoded = tiny.first(meta_train.encode_tasks(params, tasks, network))
+    adapted, _ = adapt(params, encoded.support, network=network, learner=learner, tx=tx)
+    logits, label, mask = pooled_logits(
+        adapted, encoded.query.inputs, encoded.query, network=network, pooling="none"
+    )
+    return losses.cross_entropy(logits, label, mask)
+
+
+@pytest.mark.parametrize("name", ["oml", "meml", "meml_released", "meml_mean"])
+def test_is_second_order(name, x64):
+    net, params, tasks = make(name, PAPER, True)
+    learner = LEARNERS[name]
+    stop = optax.stateless(lambda updates, _: jax.lax.stop_gradient(updates))
+    orders = {
+        "first": optax.chain(optax.sgd(INNER.lr), stop),
+        "second": optax.sgd(INNER.lr),
+    }
+    grads = {
+        order: jax.jit(
+            jax.grad(functools.partial(loss_by_hand, network=net, learner=learner, tx=tx))
+        )(params, tasks)
+        for order, tx in orders.items()
+    }
+    found, _ = meta_train.meta_grad(
+        params,
+        dataclasses.replace(tasks, weight=jnp.ones(1)),
+        network=net,
+        learner=learner,
+        inner=INNER,
+        outer=OUTER,
+    )
+    tiny.assert_close(found, grads["second"], 1e-12)
+    for role in params:
+        first, second = grads["first"][role], grads["second"][role]
+        difference = optax.global_norm(jax.tree.map(jnp.subtract, first, second))
+        assert difference > 1e-3 * optax.global_norm(second)
+    if learner.uses_attention:
+        # rho acts on the query loss through the inner gradient only.
+        assert optax.global_norm(grads["first"]["attention"]) == 0
+        assert optax.global_norm(grads["second"]["attention"]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["oml", "meml_released"])
+def test_hoisted_equals_reencoded(name, x64):
+    net, params, tasks = make(name, PAPER, False, support=3, query=4)
+    learner = LEARNERS[name]
+
+    def reencoded(params):
+        """Encode the images anew in every inner step and for the query."""
+        support, query = tiny.first(tasks.support), tiny.first(tasks.query)
+        fast = {role: params[role] for role in learner.fast}
+        for phase in learner.phases:
+
+            def loss_fn(fast, batch, phase=phase):
+                merged = params | fast
+                p = net.encode(merged, batch.inputs)
+                rows = pooled_logits(merged, p, batch, network=net, pooling=phase.pool)
+                loss = losses.cross_entropy(*rows)
+                return loss, loss
+
+            (fast, _), _ = inner_loop(
+                loss_fn, fast, inner_batches(support, phase), optax.sgd(INNER.lr)
+            )
+        p = net.encode(params, query.inputs)
+        rows = pooled_logits(params | fast, p, query, network=net, pooling="none")
+        return losses.cross_entropy(*rows)
+
+    hoisted = functools.partial(loss_by_hand, network=net, learner=learner, tx=optax.sgd(INNER.lr))
+    loss, grad = jax.jit(jax.value_and_grad(reencoded))(params)
+    expected_loss, expected = jax.jit(jax.value_and_grad(hoisted))(params, tasks)
+    np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
+    tiny.assert_close(grad, expected, 1e-10)
+
+
+def test_adam_inside_with_a_zero_gradient(x64):
+    """One image has attention 1 whatever rho is, so the inner gradient of rho is exactly 0.
+
+    The derivative of Adam's square root is infinite there, and 0 * inf is NaN: a learner that is
+    differentiated through Adam must set `eps_root`.
+    """
+    net, params, tasks = make("meml", PAPER, True, support=1)
+    learner = LEARNERS["meml"]
+    support = tiny.first(meta_train.encode_tasks(params, tasks, net)).support
+    adapted, info = adapt(params, support, network=net, learner=learner, tx=optax.adam(0.01))
+    tiny.assert_same(adapted["attention"], params["attention"])
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((adapted, info)))
+
+    tx = optax.adam(0.01, eps_root=1e-8)
+    grads = jax.grad(functools.partial(loss_by_hand, network=net, learner=learner, tx=tx))(
+        params, tasks
+    )
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(grads))
