@@ -2,36 +2,48 @@
 
     python experiments/run.py --config=configs/folder.py --config.data.dir=DIR --workdir=runs/mine
 
-DIR/CLASS/*.png (also jpeg, bmp, webp; any size, grey or colour), or DIR/train, DIR/validation and
-DIR/test with class folders in each; DIR/train may hold unlabelled images. Each test class needs
-test.shots + test.queries images. Settings to look at: data.image_size (28, 64, 84), data.channels
-(1, 3), clustering.num_clusters (about the number of classes you expect, or more) and
-test.num_classes. Presets: `paper` (default), `released`, `smoke` (a few minutes, small network).
-Time on 2 CPU cores at 28x28: about an hour for 40,000 steps; accuracy depends on the images.
+DIR/CLASS/*.png (also jpeg, bmp, gif, tiff, webp, pnm; folders may be nested), or DIR/train,
+DIR/validation and DIR/test with class folders in each; DIR/train may hold unlabelled images, or
+they lie directly in DIR beside DIR/test. Each test class needs test.shots + test.queries images (15
++ 5).
+
+Any size, grey or colour. What suits the images is chosen, printed, and stored in config.json and
+results.json: 28x28 grey for small grey drawings, else 84x84 (data.image_size, data.channels), and
+with it the paper's network for that size; one cluster for 20 training images
+(clustering.num_clusters: more than the classes you expect does no harm); 2, 5, 10, ... test classes
+as far as there are (test.num_classes). Set a field to decide yourself.
+`--config.data.skip_bad=true` goes on without images that cannot be read. To test on classes of
+another folder: `--config.test_data.name=folder --config.test_data.dir=DIR2`.
+
+Presets: `paper` (default), `released`, `smoke` (small network, minutes on 2 CPU cores). Time:
+40,000 steps at 28x28 take one to two hours on 2 CPU cores; at 84x84 they need an accelerator.
+Accuracy depends on the images; the report has chance and two baselines that learn nothing beside
+it.
 """
 
 from meml_jax.config import preset_config
 
 VALUES = {
     "data.name": "folder",
-    "clustering.num_clusters": 100,
-    "test.num_classes": (5, 10),
+    "data.image_size": 0,
+    "data.channels": 0,
+    "clustering.num_clusters": 0,
+    "test.num_classes": (),
     "test.heads": ("sgd", "sgd_reservoir", "prototype"),
 }
 
 SMOKE = {
     "embedding.dim": 16,
-    "clustering.num_clusters": 20,
     "network.channels": 32,
     "network.hidden": 128,
+    "tasks.num_buckets": 2,
     "outer.lr": 1e-3,
     "train.steps": 200,
     "train.log_every": 100,
     "train.checkpoint_every": 100,
     "train.validate_every": 100,
-    "test.num_classes": (2, 4),
-    "test.runs": 3,
-    "test.trajectories": 1,
+    "test.runs": 10,
+    "test.trajectories": 2,
     "test.learning_rates": (0.01, 0.001),
     "test.heads": ("sgd", "prototype"),
 }

@@ -23,7 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 
-from meml_jax import meta_test, stages
+from meml_jax import choices, meta_test, stages
 from meml_jax.config import Config, check_field, from_dict
 from meml_jax.data import datasets
 from meml_jax.environment import device_name
@@ -31,7 +31,7 @@ from meml_jax.learners import get_learner
 from meml_jax.metrics import Progress
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
-from meml_jax.workdir import open_workdir
+from meml_jax.workdir import open_workdir, record_config
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file("config", None, "Settings: configs/X.py or configs/X.py:preset.")
@@ -96,8 +96,10 @@ def run(config: Config, workdir: Path, last: str) -> None:
     start_jax(config)
     with open_workdir(workdir, config):
         progress = Progress(None, "images", unit="images")
-        dataset = datasets.load(config.data, report=say, progress=progress)
+        dataset = datasets.load(config.data, test=config.test_data, report=say, progress=progress)
         progress.close()
+        config = choices.complete(config, dataset, say)
+        record_config(workdir, config)
         # What the last stage needs is checked first: hours of training come before it.
         meta_test.check(config.test, dataset.validation, name="validation")
         meta_test.check(config.test, dataset.test, name="test")

@@ -17,34 +17,56 @@ class DataConfig:
 
     name: str = "glyphs"
     dir: str | None = None  # folder of the files; None: the user cache, downloaded where possible
-    image_size: int = 28  # pixels a side
-    channels: int = 1
+    image_size: int = 28  # pixels a side; 0: chosen from the data and printed
+    channels: int = 1  # 1 grey, 3 colour; 0: chosen from the data and printed
     split: str = "random"  # omniglot: random (1100/100/423) or official (964/659)
     split_seed: int = 0
     num_classes: int = 1623  # glyphs only
     per_class: int = 20  # glyphs only
-    validation_fraction: float = 0.1  # folder, npz: share of the classes
-    test_fraction: float = 0.3  # folder, npz: share of the classes
+    max_per_class: int | None = None  # read only the first images of each class; None: all
+    validation_fraction: float = 0.1  # folder, npz, cifar100, cub: share of the classes
+    test_fraction: float = 0.3  # likewise; slimagenet64 has its own, see data/photographs.py
     skip_bad: bool = False  # True: leave unreadable files out and report how many
     cache_dir: str | None = None  # decoded arrays; None: the user cache
     download_timeout: float = 20.0  # seconds without an answer
 
 
 @dataclasses.dataclass(frozen=True)
+class TestDataConfig:
+    """Another data set whose classes, all of them, take the place of the test part (OoD tasks).
+
+    Its images get the size and the channels of the training set. The rest of the run, the choice of
+    the meta-test learning rate too, sees the training set only.
+    """
+
+    name: str | None = None  # as data.name; None: the data set's own test part
+    dir: str | None = None  # folder of the files
+    max_per_class: int | None = None  # read only the first images of each class; None: all
+    skip_bad: bool = False  # leave unreadable files out and report how many
+
+
+@dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
     """How unlabelled images become vectors."""
 
-    name: str = "pca"  # pca, pixels, npz
+    name: str = "pca"  # pca, pixels, contrastive, npz
     dim: int = 64  # pca: number of components
     whiten: bool = False
     normalize: bool = False  # l2-normalise each vector
+    channels: int = 256  # contrastive: width of the FEN
+    views: str = "drawing"  # contrastive: drawing, photo
+    temperature: float = 0.1  # contrastive
+    steps: int = 2_000  # of a trained embedding
+    batch_size: int = 256  # images a step (contrastive: pairs of views)
+    learning_rate: float = 1e-3  # Adam, cosine decay to 0
+    checkpoint_every: int = 100  # steps
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusteringConfig:
     """The offline k-means stage."""
 
-    num_clusters: int = 1100
+    num_clusters: int = 1100  # 0: chosen from the number of images and printed
     num_init: int = 1
     max_iter: int = 100
     minibatch_above: int = 100_000  # rows; larger sets use MiniBatchKMeans
@@ -56,7 +78,8 @@ class TasksConfig:
 
     labels: str = "clusters"  # clusters, or true: the oracle
     min_size: int = 2  # smaller clusters are dropped (released code: 10)
-    max_size: int | None = None  # images of one cluster used in one task
+    max_size: int | None = None  # most images of one cluster used in one task
+    min_used: int | None = None  # least: from there to max_size in proportion to the cluster's size
     usable_fraction: float = 1.0  # leading share of a cluster that tasks use (released code: 3/4)
     support_fraction: float = 2 / 3  # of the images used
     query_from: str = "other"  # random query images from other clusters, or all (released code)
@@ -110,7 +133,7 @@ class TestConfig:
 
     protocol: str = "clean"  # clean, released
     heads: tuple[str, ...] = ("sgd", "prototype")  # first one is the result, others are compared
-    num_classes: tuple[int, ...] = (10, 50, 75, 100, 150, 200)
+    num_classes: tuple[int, ...] = (10, 50, 75, 100, 150, 200)  # empty: chosen and printed
     num_outputs: int | None = None  # width of the sgd head; None: all test classes
     runs: int = 50
     shots: int = 15  # images a class in the stream
@@ -134,6 +157,7 @@ class Config:
     precision: str = "highest"  # jax_default_matmul_precision
     learner: str = "meml"
     data: DataConfig = DataConfig()
+    test_data: TestDataConfig = TestDataConfig()
     embedding: EmbeddingConfig = EmbeddingConfig()
     clustering: ClusteringConfig = ClusteringConfig()
     tasks: TasksConfig = TasksConfig()

@@ -18,7 +18,7 @@ from meml_jax.config import Config
 from meml_jax.files import write_json
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
-from meml_jax.types import Array, Dataset, Params
+from meml_jax.types import Dataset, Params
 
 NAMES = {
     "sgd": "sgd head",
@@ -36,7 +36,7 @@ Evaluator = Callable[[int], dict[str, Any]]
 
 
 def evaluators(
-    config: Config, dataset: Dataset, *, network: Network, params: Params, init_key: Array
+    config: Config, dataset: Dataset, *, network: Network, params: Params, initial_params: Params
 ) -> dict[str, Evaluator]:
     """List the curves of a run by name: the heads asked for, then the baselines.
 
@@ -45,7 +45,7 @@ def evaluators(
       dataset: its validation and test parts.
       network: of the meta-training.
       params: meta-trained.
-      init_key: key of the initial parameters, for the untrained network.
+      initial_params: for the untrained network.
 
     Returns:
       Evaluators that share the frozen features, each computed once, and the streams of a run.
@@ -69,11 +69,11 @@ def evaluators(
 
     @functools.cache
     def pool(part: str, source: str) -> meta_test.Pool:
-        images = jnp.asarray(parts[part].images)
+        images = parts[part].images
         if source == "pixels":
-            features = meta_train.to_float(images).reshape(len(images), -1)
+            features = meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
         else:
-            weights = params if source == "trained" else network.init(init_key)
+            weights = params if source == "trained" else initial_params
             features = meta_test.encode(weights, images, network=network)
         return meta_test.Pool(features, tables[part])
 

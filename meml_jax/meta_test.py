@@ -113,17 +113,23 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
 HEADS = ("sgd", "sgd_reservoir", "prototype")
 
 
-@functools.partial(jax.jit, static_argnames=("network", "chunk"))
-def encode(params: Params, images: Array, *, network: Network, chunk: int = 100) -> Array:
+def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
     """Compute the frozen features R of uint8 images [N, H, W, C], float32 [N, D], once.
 
-    Images pass one by one through everything (there is no batch norm), `chunk` at a time.
+    `chunk` images at a time, the last ones padded, so that any N runs the same program. Images pass
+    through side by side: there is no batch norm, and none sees another.
     """
-    return lax.map(
-        lambda image: network.activate(network.encode(params, to_float(image)[None]))[0],
-        images,
-        batch_size=chunk,
-    )
+    features = []
+    for start in range(0, len(images), chunk):
+        part = np.asarray(images[start : start + chunk])
+        padded = np.concatenate([part, np.zeros((chunk - len(part), *part.shape[1:]), part.dtype)])
+        features.append(_encode_chunk(params, padded, network=network)[: len(part)])
+    return jnp.concatenate(features)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def _encode_chunk(params: Params, images: Array, *, network: Network) -> Array:
+    return network.activate(network.encode(params, to_float(images)))
 
 
 def class_table(split: Split) -> TaskTable:
@@ -204,7 +210,6 @@ def learn_stream(
     return params | fast
 
 
-@functools.partial(jax.jit, static_argnames=("network", "shuffled", "reservoir", "runs_at_once"))
 def sgd_outcomes(
     params: Params,
     features: Array,
@@ -233,35 +238,57 @@ def sgd_outcomes(
     Returns:
       Outcome with leading [R].
     """
+    xs = (trajectories, keys, learning_rates)
+    count = len(keys)
+    outcomes = []
+    for start in range(0, count, runs_at_once):
+        # The last runs are repeated to fill the chunk, so that any R runs the same program.
+        rows = np.minimum(np.arange(start, start + runs_at_once), count - 1)
+        chunk = jax.tree.map(lambda x, rows=rows: x[rows], xs)
+        outcomes.append(
+            _sgd_chunk(params, features, *chunk, shuffled, network=network, reservoir=reservoir)
+        )
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *outcomes)
 
-    def run(args) -> Outcome:
-        trajectory, key, learning_rate = args
+
+@functools.partial(jax.jit, static_argnames=("network", "reservoir"))
+def _sgd_chunk(
+    params: Params,
+    features: Array,
+    trajectories: Trajectory,
+    keys: Array,
+    learning_rates: Array,
+    shuffled: Array | bool,
+    *,
+    network: Network,
+    reservoir: tuple[int, int] | None,
+) -> Outcome:
+    """Learn and judge some runs side by side."""
+
+    def run(trajectory: Trajectory, key: Array, learning_rate: Array) -> Outcome:
         reset_key, order_key, reservoir_key = jax.random.split(key, 3)
         everything = jnp.arange(network.num_classes)
         start = reset_class_rows(reset_key, params, everything, reset_bias=True)
-        stream, label = features[trajectory.stream], trajectory.stream_label
-        if shuffled:
-            order = jax.random.permutation(order_key, len(label))
-            stream, label = stream[order], label[order]
+        length = len(trajectory.stream)
+        order = jnp.where(shuffled, jax.random.permutation(order_key, length), jnp.arange(length))
+        stream, label = features[trajectory.stream[order]], trajectory.stream_label[order]
         if reservoir is None:
-            replay = jnp.zeros((len(label), 0), jnp.int32), jnp.zeros((len(label), 0), bool)
+            replay = jnp.zeros((length, 0), jnp.int32), jnp.zeros((length, 0), bool)
         else:
             capacity, num = reservoir
-            replay = rehearsal.replay_schedule(
-                reservoir_key, len(label), capacity=capacity, num=num
-            )
+            replay = rehearsal.replay_schedule(reservoir_key, length, capacity=capacity, num=num)
         learned = learn_stream(
             start, stream, label, replay, network=network, learning_rate=learning_rate
         )
-        predict = lambda x: jnp.argmax(network.classify(learned, x), axis=-1)  # noqa: E731
+
+        def correct(x: Array, label: Array) -> Array:
+            return jnp.argmax(network.classify(learned, x), axis=-1) == label
+
         return Outcome(
-            predict(features[trajectory.test]) == trajectory.test_label, predict(stream) == label
+            correct(features[trajectory.test], trajectory.test_label), correct(stream, label)
         )
 
-    xs = (trajectories, keys, learning_rates)
-    if runs_at_once == 1:
-        return lax.map(run, xs)
-    return lax.map(run, xs, batch_size=runs_at_once)
+    return jax.vmap(run)(trajectories, keys, learning_rates)
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "runs_at_once"))

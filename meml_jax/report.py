@@ -7,34 +7,12 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import PurePath
 from typing import Any
 
-_CLASSES = (10, 50, 75, 100, 150, 200)
-PAPER: dict[str, dict[str, tuple[float, ...]]] = {
-    "omniglot": {  # Table 1
-        "Oracle OML": (88.4, 74.0, 69.8, 57.4, 51.6, 47.9),
-        "Oracle MEML": (92.3, 78.2, 72.7, 60.9, 51.8, 51.4),
-        "OML": (74.6, 32.5, 30.6, 25.8, 19.9, 16.1),
-        "OML single": (67.5, 32.0, 30.2, 24.3, 18.4, 15.3),
-        "MEML mean": (60.6, 31.2, 25.8, 21.3, 17.0, 13.7),
-        "MEML": (84.6, 37.3, 37.5, 30.9, 25.4, 20.7),
-        "MEML RS": (81.6, 56.4, 54.0, 44.6, 34.1, 27.4),
-    },
-}
-"""Published accuracies in %, by dataset and row, at 10, 50, 75, 100, 150 and 200 classes."""
+from meml_jax.paper import paper_rows
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "network.channels", "network.hidden", "inner.lr", "outer.lr",
     "outer.meta_batch", "train.steps", "test.shots", "test.queries", "test.checkpoint",
 )  # fmt: skip
-
-
-def paper_rows(dataset: str) -> dict[str, dict[int, float]]:
-    """Return what the paper reports on a dataset, row name to {number of classes: accuracy in %}.
-
-    Args:
-      dataset: name of the dataset; one that the paper has no such table for gives no rows.
-    """
-    rows = PAPER.get(dataset, {})
-    return {name: dict(zip(_CLASSES, row, strict=True)) for name, row in rows.items()}
 
 
 def series_name(results: Mapping[str, Any], series: Mapping[str, Any]) -> str:
@@ -68,6 +46,7 @@ def _run(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
     embedding = ", ".join(f"{k} {_value(v)}" for k, v in (results.get("embedding") or {}).items())
     facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
+    facts["data"] = results.get("note") or None
     facts |= {"versions": versions or None, "embedding": embedding or None}
     for name in _SETTINGS:
         group, field = name.split(".")
@@ -97,12 +76,19 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         f"95 % interval (runs: {', '.join(map(str, runs))}; protocol `{test['protocol']}`, "
         f"head `{test['head']}`).",
         _table(counts, rows),
+        *_verdict(test["points"], series),
     ]
     for text, key, form in (
         (
             "Train accuracy in %, on the stream's own images. Low here: not learned, or forgotten; "
             "high here and low above: not generalised.",
             "train_accuracy",
+            _percent,
+        ),
+        (
+            "Test accuracy in % when the same stream comes in random order: an oracle that has "
+            "nothing to forget.",
+            "iid_accuracy",
             _percent,
         ),
         ("Chosen learning rate of the meta-test.", "learning_rate", _value),
@@ -112,6 +98,25 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         if table:
             blocks += [text, _table(counts, table)]
     return blocks
+
+
+def _verdict(points: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say where the result lies against raw pixels, which need no training at all."""
+    pixels = {
+        point["num_classes"]: point
+        for one in series
+        if one["head"] == "pixels"
+        for point in one["points"]
+    }
+    places: dict[str, list[str]] = {"above": [], "within the intervals of": [], "below": []}
+    for point in points:
+        if (other := pixels.get(point["num_classes"])) is not None:
+            gap = point["accuracy"] - other["accuracy"]
+            unsure = abs(gap) <= point["ci95"] + other["ci95"]
+            place = "within the intervals of" if unsure else "above" if gap > 0 else "below"
+            places[place].append(str(point["num_classes"]))
+    said = [f"{place} raw pixels at {', '.join(n)} classes" for place, n in places.items() if n]
+    return [f"The result is {'; '.join(said)}."] if said else []
 
 
 def _clustering(values: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from meml_jax import (
     meta_test,
     meta_train,
     metrics,
+    paper,
     report,
     tasks,
     training,
@@ -91,7 +92,8 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     else:
         key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("embed"))
         fit = embeddings.get_fit(config.embedding.name)
-        encode, info = fit(split.images, key, config.embedding)
+        folder = workdir / "embedding"
+        encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
         z = encode(split.images)
     z = embeddings.l2_normalize(z) if config.embedding.normalize else z
     clustering.check_embeddings(z, ids=split.ids)
@@ -281,13 +283,20 @@ def test(
     """Meta-test with every head and both baselines; writes and returns `results.json`."""
     params, step = restore_params(config, model, workdir)
     evaluators = curves.evaluators(
-        config, dataset, network=model.network, params=params, init_key=_init_key(config)
+        config,
+        dataset,
+        network=model.network,
+        params=params,
+        initial_params=_fresh_state(config, model).params,
     )
     points = curves.evaluate(
         evaluators,
         config.test.num_classes,
         path=workdir / "points.json",
-        fingerprint=fingerprint(model.fingerprint, step, config.test),
+        # The set for the test is in none of the others: one training can be tested on several.
+        fingerprint=fingerprint(
+            model.fingerprint, step, config.test, *filter(None, (dataset.test_hash,))
+        ),
         say=say,
     )
 
@@ -298,7 +307,13 @@ def test(
     first, *others = evaluators
     results = {
         "schema": 1,
-        "dataset": config.data.name,
+        "dataset": dataset.name,
+        "note": dataset.note,
+        "parts": {
+            part: {"classes": split.num_classes, "images": len(split.ids)}
+            for part in ("train", "validation", "test")
+            for split in (getattr(dataset, part),)
+        },
         "learner": config.learner,
         "preset": config.preset,
         "seed": config.seed,
@@ -307,6 +322,7 @@ def test(
         "commit": environment.commit(),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
+        "test_hash": dataset.test_hash,
         "embedding": {"name": config.embedding.name},
         "clustering": clusters.info,
         "meta_train": meta_train_summary,
@@ -351,7 +367,7 @@ def write_report(
     """Draw the figures and write `report.md` from what the other stages stored."""
     folder = workdir / "figures"
     params, _ = restore_params(config, model, workdir)
-    figures.accuracy_curve(results, folder / "accuracy.png", paper=paper_rows(config))
+    figures.accuracy_curve(results, folder / "accuracy.png", paper=paper_rows(config, dataset))
     figures.cluster_grid(attention_rows(dataset, clusters, model, params), folder / "clusters.png")
     figures.cluster_sizes(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
@@ -363,7 +379,7 @@ def write_report(
     return workdir / "report.md"
 
 
-def paper_rows(config: Config) -> dict[str, dict[int, float]]:
+def paper_rows(config: Config, dataset: Dataset) -> dict[str, dict[int, float]]:
     """Rows of the paper that stand beside this run's curve, in %."""
     oracle = config.tasks.labels == "true"
     rows = {
@@ -373,4 +389,6 @@ def paper_rows(config: Config) -> dict[str, dict[int, float]]:
         ("oml", True): ("Oracle OML",),
         ("meml", True): ("Oracle MEML",),
     }.get((config.learner, oracle), ())
-    return {k: v for k, v in report.paper_rows(config.data.name).items() if k in rows}
+    # On some sets the paper's rows carry the number of clusters.
+    wanted = {*rows, *(f"{row} {config.clustering.num_clusters}" for row in rows)}
+    return {k: v for k, v in paper.paper_rows(dataset.name).items() if k in wanted}

@@ -22,6 +22,8 @@ class TaskSpec:
       usable_fraction: leading share of a cluster that is used at all.
       support_fraction: share of the used images that goes to S_cluster.
       max_used: most images of one cluster in a task, None for all.
+      min_used: least, with `used_share`; None: all of a cluster up to `max_used`.
+      used_share: share of a cluster that is used, between `min_used` and `max_used` images.
       num_random_query: images of other clusters in S_query.
       exclude_own: random query images never come from the current cluster.
       num_queried: only the first so many clusters give random query images.
@@ -35,6 +37,8 @@ class TaskSpec:
     exclude_own: bool
     num_queried: int
     pool_size: int
+    min_used: int | None = None
+    used_share: float = 1.0
 
 
 def table_from_labels(labels: np.ndarray, *, min_size: int) -> tuple[TaskTable, np.ndarray]:
@@ -90,6 +94,15 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
             raise UserError(f"tasks.{name}={getattr(config, name)}, expected a value in (0, 1]")
     if config.max_size is not None and config.max_size < 2:
         raise UserError(f"tasks.max_size={config.max_size}, expected at least 2 or None")
+    used_share = 1.0
+    if (least := config.min_used) is not None:
+        if config.max_size is None or not 2 <= least <= config.max_size:
+            raise UserError(
+                f"tasks.min_used={least}, tasks.max_size={config.max_size}; expected "
+                "2 <= min_used <= max_size, or min_used=None"
+            )
+        # A cluster of mean size uses as many images as lie in the middle of the two bounds.
+        used_share = min(1.0, (least + config.max_size) / 2 / float(np.mean(table.size)))
     sizes = np.asarray(table.size)
     exclude_own = config.query_from == "other"
     # The released code draws ids below the number of clusters it kept, but never renumbers them.
@@ -108,6 +121,8 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
         exclude_own=exclude_own,
         num_queried=num_queried,
         pool_size=int(used_count(sizes, config.usable_fraction).max()),
+        min_used=config.min_used,
+        used_share=used_share,
     )
 
 
@@ -121,6 +136,9 @@ def task_counts(size: Any, spec: TaskSpec) -> tuple[Any, Any]:
     """Numbers of support and of own query images for cluster sizes [...]; both are at least 1."""
     xp = jnp if isinstance(size, jax.Array) else np
     used = used_count(size, spec.usable_fraction)
+    most = used
+    if spec.min_used is not None:  # in proportion to the size, but no more than there are
+        used = xp.minimum(xp.maximum(_share(used, spec.used_share), spec.min_used), most)
     used = used if spec.max_used is None else xp.minimum(used, spec.max_used)
     support = xp.clip(_share(used, spec.support_fraction), 1, used - 1)
     return support, used - support
@@ -226,7 +244,7 @@ def crop_task(task: Task, *, spec: TaskSpec, bound: int, cropped: int) -> Task:
 
 def padded_counts(spec: TaskSpec, bound: int) -> tuple[int, int]:
     """Rows of support and own query images that hold any task of at most `bound` used images."""
-    whole = dataclasses.replace(spec, usable_fraction=1.0, max_used=None)
+    whole = dataclasses.replace(spec, usable_fraction=1.0, max_used=None, min_used=None)
     support, own = task_counts(np.asarray(bound), whole)
     return int(support), int(own)
 

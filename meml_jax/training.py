@@ -1,4 +1,4 @@
-"""The meta-training loop: the one place of meta-training that touches disk, clock and signals."""
+"""The training loop, of meta-training and of embeddings: what touches disk, clock and signals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ import numpy as np
 
 from meml_jax import checkpoints
 from meml_jax.config import TrainConfig
-from meml_jax.meta_train import METRICS
 from meml_jax.metrics import MetricWriter
 from meml_jax.types import Array, TrainState, UserError
 
@@ -34,6 +33,27 @@ class Interrupted(Exception):
         self.signum = signum
 
 
+class Wording(NamedTuple):
+    """How the loop speaks of what it trains.
+
+    Attributes:
+      stage: begins the lines that are printed.
+      settings: group of the config that holds its steps.
+      label: of the progress on the console.
+      loss: name of the loss.
+      cure: what to do about a loss that is not finite.
+    """
+
+    stage: str = "train"
+    settings: str = "train"
+    label: str = "meta-train"
+    loss: str = "meta-loss"
+    cure: str = "lower outer.lr or inner.lr"
+
+
+META_TRAIN = Wording()
+
+
 def train(
     train_call: Callable[..., tuple[TrainState, dict[str, Array]]],
     fresh_state: Callable[[], TrainState],
@@ -44,21 +64,24 @@ def train(
     fingerprint: str,
     validate: Callable[[TrainState], float] | None,
     report: Callable[[str], None],
+    wording: Wording = META_TRAIN,
 ) -> dict[str, Any]:
-    """Meta-train up to `config.steps`, going on from the last checkpoint in `workdir`, if any.
+    """Train up to `config.steps`, going on from the last checkpoint in `workdir`, if any.
 
     The state after step s is a function of the settings and s, whatever stops lie between. The
     metrics of steps since the last record are kept in the checkpoint, so records too are the same.
 
     Args:
-      train_call: from `meta_train.make_train_call`.
+      train_call: (state, num_steps, *data) -> (state, history), history a dict of metrics
+        [steps_per_call] with `loss` among them, e.g. from `meta_train.make_train_call`.
       fresh_state: makes the state at step 0.
-      data: images, table, weights and key: further arguments of `train_call`.
+      data: further arguments of `train_call`.
       config: how long, how often.
       workdir: gets `checkpoints/`, `metrics.jsonl`, `tensorboard/`.
       fingerprint: of the settings and inputs; a checkpoint of another one is refused.
       validate: accuracy on validation classes, for the best checkpoint; None: not done.
       report: prints a line.
+      wording: how the lines name what is trained.
 
     Returns:
       {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole
@@ -70,11 +93,13 @@ def train(
     """
     for field in ("steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"):
         if getattr(config, field) < 1:
-            raise UserError(f"train.{field}={getattr(config, field)}, expected at least 1")
+            raise UserError(
+                f"{wording.settings}.{field}={getattr(config, field)}, expected at least 1"
+            )
     with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
         if checkpoints.latest_step(manager) is None:
             state: TrainState = fresh_state()
-            meta: dict[str, Any] = {"seconds": 0.0, "pending": {name: [] for name in METRICS}}
+            meta: dict[str, Any] = {"seconds": 0.0, "pending": {}}
         else:
             state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state))
             if meta["fingerprint"] != fingerprint:
@@ -85,16 +110,16 @@ def train(
         step = int(state.step)
         if step > config.steps:
             raise UserError(
-                f"train.steps={config.steps}, but {workdir} has been trained for {step} steps; use "
-                f"train.steps={step} or another --workdir"
+                f"{wording.settings}.steps={config.steps}, but {workdir} has been trained for "
+                f"{step} steps; use {wording.settings}.steps={step} or another --workdir"
             )
         if step == config.steps:
-            report(f"train: reuses {step} steps of {workdir / 'checkpoints'}")
+            report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
-        report("train: compiles")
+        report(f"{wording.stage}: compiles")
         call, compiled = _compile(train_call, state, data)
         if step:
-            report(f"train: goes on from step {step}")
+            report(f"{wording.stage}: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
         started = time.monotonic()
 
@@ -109,23 +134,23 @@ def train(
             checkpoints.save(manager, state, record, metric)
 
         with (
-            MetricWriter(workdir, config.steps, start_step=step) as writer,
+            MetricWriter(workdir, config.steps, start_step=step, label=wording.label) as writer,
             _signals() as received,
         ):
             while step < config.steps:
                 num_steps = min(config.steps_per_call, _next_stop(step, config) - step)
                 state, history = call(state, jnp.int32(num_steps), *data)
                 history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
-                _check_finite(history["loss"], step)
+                _check_finite(history["loss"], step, wording)
                 step += num_steps
                 for name, values in history.items():
-                    pending[name].extend(float(value) for value in values)
+                    pending.setdefault(name, []).extend(float(value) for value in values)
                 if step % config.log_every == 0 or step == config.steps:
                     _check_alive(pending, step)
                     writer.write(
                         step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
                     )
-                    pending = {name: [] for name in METRICS}
+                    pending = {}
                 metric = None
                 if validate and (step % config.validate_every == 0 or step == config.steps):
                     metric = validate(state)
@@ -163,18 +188,18 @@ def _next_stop(step: int, config: TrainConfig) -> int:
     return min(config.steps, *(step - step % n + n for n in every))
 
 
-def _check_finite(loss: np.ndarray, step: int) -> None:
+def _check_finite(loss: np.ndarray, step: int, wording: Wording) -> None:
     bad = ~np.isfinite(loss)
     if bad.any():
         raise UserError(
-            f"the meta-loss is {loss[bad.argmax()]} at step {step + int(bad.argmax()) + 1}; lower "
-            "outer.lr or inner.lr and run again: it goes on from the last checkpoint, so use "
-            "another --workdir to start anew"
+            f"the {wording.loss} is {loss[bad.argmax()]} at step {step + int(bad.argmax()) + 1}; "
+            f"{wording.cure} and use another --workdir to start anew: the same command goes on "
+            "from the last checkpoint"
         )
 
 
 def _check_alive(pending: dict[str, list[float]], step: int) -> None:
-    spread = pending["logit_spread"]
+    spread = pending.get("logit_spread", [])
     if spread and max(spread) < DEAD_SPREAD:
         raise UserError(
             f"the representation is dead at step {step}: for {len(spread)} steps the logits have "

@@ -122,11 +122,14 @@ class Dataset:
     """Meta-train, meta-validation and meta-test parts with disjoint classes.
 
     Attributes:
-      name: registry name.
+      name: registry name; with another set for the test, the names of both (`omniglot_cub`).
       train: unlabelled for the method; its labels serve oracles and reports only.
       validation: classes on which the meta-test learning rate is chosen.
       test: classes that are reported.
-      content_hash: hexadecimal digest of all images, labels and ids.
+      content_hash: hexadecimal digest of all images, labels and ids of the set trained on; it does
+        not change with the set for the test, so one training can be tested on several.
+      test_hash: digest of the test part where that is another set, else None.
+      note: says how much of a published set there is; empty where it is whole.
     """
 
     name: str
@@ -134,3 +137,5 @@ class Dataset:
     validation: Split
     test: Split
     content_hash: str
+    test_hash: str | None = None
+    note: str = ""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from meml_jax.choices import OPEN
 from meml_jax.config import Config, flatten, from_dict
 from meml_jax.files import write_atomic, write_json
 from meml_jax.types import UserError
@@ -25,6 +26,7 @@ _TRAINING = (
     "seed", "precision", "learner", "embedding", "clustering", "tasks", "network", "inner", "outer",
     "data.name", "data.image_size", "data.channels", "data.split", "data.split_seed",
     "data.num_classes", "data.per_class", "data.validation_fraction", "data.test_fraction",
+    "data.max_per_class",
 )  # fmt: skip
 
 
@@ -75,9 +77,21 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
             raise UserError(
                 f"another process works in {workdir}; wait for it or use another --workdir"
             ) from None
-        _check_same_training(workdir, config)
-        write_json(workdir / "config.json", dataclasses.asdict(config))
+        record_config(workdir, config)
         yield
+
+
+def record_config(workdir: Path, config: Config) -> None:
+    """Write `config.json`, unless the workdir holds training of a config that differs.
+
+    A field that is still open, here or there, is not compared: once it has been chosen, the
+    checkpoints' fingerprint tells whether they belong to it.
+
+    Raises:
+      UserError: names the fields that differ.
+    """
+    _check_same_training(workdir, config)
+    write_json(workdir / "config.json", dataclasses.asdict(config))
 
 
 def _check_same_training(workdir: Path, config: Config) -> None:
@@ -96,6 +110,7 @@ def _check_same_training(workdir: Path, config: Config) -> None:
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
         if name.startswith(_TRAINING) and stored[name] != value
+        if not (name in OPEN and 0 in (stored[name], value))
     ]
     if differing:
         raise UserError(

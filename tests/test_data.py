@@ -1,5 +1,6 @@
 import builtins
 import dataclasses
+import functools
 import io
 import os
 import sys
@@ -225,7 +226,8 @@ def test_fractions_give_disjoint_contiguous_reported_parts(tmp_path, lines):
             assert image.mean() == 10 * int(name[1:]) + int(rest[0])
     assert load(tmp_path).content_hash != load(tmp_path, split_seed=1).content_hash
     fields = [field.name for field in dataclasses.fields(data)]
-    assert fields == ["name", "train", "validation", "test", "content_hash"]
+    names = ["name", "train", "validation", "test", "content_hash", "test_hash", "note"]
+    assert fields == names
 
 
 def test_too_few_classes_or_images_say_needed_and_available(tmp_path):
@@ -476,10 +478,13 @@ def test_omniglot_download_puts_checked_files_in_place(tmp_path, monkeypatch):
             return self.folder / "odd name"
 
     fake_tfds(monkeypatch, lambda url, **options: Answer(), Manager)
-    download.omniglot(tmp_path, ["images_background"], timeout=1, report=lambda line: None)
+    urls = {f"{name}.zip": f"{download.OMNIGLOT_URL}{name}.zip" for name in splits.OMNIGLOT}
+    background, evaluation = ({file: url} for file, url in urls.items())
+    fetch = functools.partial(download.fetch, "omniglot", tmp_path, timeout=1, report=print)
+    fetch(background)
     assert (tmp_path / "images_background.zip").read_bytes() == b"bytes"
     with pytest.raises(UserError, match=r"wrong checksum: \* Expected: 1 \* Got: 2"):
-        download.omniglot(tmp_path, ["images_evaluation"], timeout=1, report=lambda line: None)
+        fetch(evaluation)
     assert [path.name for path in tmp_path.iterdir()] == ["images_background.zip"]
 
 

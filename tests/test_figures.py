@@ -7,7 +7,7 @@ from PIL import Image
 from test_report import RESULTS
 
 from meml_jax import figures
-from meml_jax.report import paper_rows
+from meml_jax.paper import paper_rows
 
 RNG = np.random.default_rng(0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -23,22 +22,32 @@ OUTER = OuterConfig(weight_on="inner")  # the metric `loss` is then the meta-los
 PAPER = {"cln_relu": True, "attention_feature": "relu"}
 RELEASED = {"cln_relu": False, "attention_feature": "preactivation"}
 MAML = Learner(("fen", "cln"), (Phase("all"), Phase("all")), resets_class_row=False)
+VARIANTS = {
+    "paper": PAPER,
+    "released": RELEASED,
+    "relu_linear": PAPER | {"cln_relu": False},
+    "preactivation_relu": RELEASED | {"cln_relu": True},
+}
 CASES = [
-    pytest.param(name, variant, True, id=f"{name}-{label}-dense")
-    for name in LEARNERS
-    for label, variant in {
-        "paper": PAPER,
-        "released": RELEASED,
-        "relu_linear": PAPER | {"cln_relu": False},
-        "preactivation_relu": RELEASED | {"cln_relu": True},
-    }.items()
-    if "meml" in name or label in ("paper", "released")  # the pooled feature matters to MEML only
-] + [
-    pytest.param("meml", PAPER, False, id="meml-paper-fen"),
-    pytest.param("meml_released", RELEASED, False, id="meml_released-released-fen"),
-    pytest.param("oml", PAPER, False, id="oml-paper-fen"),
-    pytest.param(MAML, PAPER, True, id="maml-paper-dense"),
-]
+    pytest.param(
+        name, VARIANTS[variant], dense, id=f"{name}-{variant}-{'dense' if dense else 'fen'}"
+    )
+    for name, variant, dense in [
+        ("oml", "paper", True),
+        ("oml", "released", False),
+        ("oml_single", "paper", True),
+        ("meml", "paper", True),
+        ("meml", "paper", False),
+        ("meml", "released", True),
+        ("meml", "relu_linear", True),
+        ("meml", "preactivation_relu", True),
+        ("meml_released", "paper", True),
+        ("meml_released", "released", True),
+        ("meml_mean", "paper", True),
+        ("meml_mean", "released", True),
+    ]
+] + [pytest.param(MAML, PAPER, True, id="maml-paper-dense")]
+assert {case.values[0] for case in CASES[:-1]} == set(LEARNERS)
 
 
 def make(learner, variant, dense, **sizes):
@@ -55,20 +64,18 @@ def test_equals_central_differences(learner, variant, dense, x64):
     meta_grad = jax.jit(functools.partial(meta_train.meta_grad, **settings))
     grads, _ = meta_grad(params, tasks)
 
+    def loss(scale, direction):
+        moved = jax.tree.map(lambda p, d: p + scale * d, params, direction)
+        return float(meta_grad(moved, tasks)[1]["loss"])
+
     def slope(direction):
-        up, down = (
-            float(
-                meta_grad(jax.tree.map(lambda p, d: p + s * d, params, direction), tasks)[1]["loss"]
-            )
-            for s in (STEP, -STEP)
-        )
-        return (up - down) / (2 * STEP)
+        return (loss(STEP, direction) - loss(-STEP, direction)) / (2 * STEP)
 
     rng = np.random.default_rng(0)
     zero = jax.tree.map(jnp.zeros_like, params)
     worst = 0.0
     for role, grad in grads.items():
-        norm = float(optax.global_norm(grad))
+        norm = float(optax.tree.norm(grad))
         assert norm > 1e-6, f"the meta-gradient of {role} vanishes"
         for _ in range(3):
             random = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), grad)
@@ -111,28 +118,19 @@ def test_is_second_order(name, x64):
         )(params, tasks)
         for order, tx in orders.items()
     }
-    found, _ = meta_train.meta_grad(
-        params,
-        dataclasses.replace(tasks, weight=jnp.ones(1)),
-        network=net,
-        learner=learner,
-        inner=INNER,
-        outer=OUTER,
-    )
-    tiny.assert_close(found, grads["second"], 1e-12)
     for role in params:
         first, second = grads["first"][role], grads["second"][role]
-        difference = optax.global_norm(jax.tree.map(jnp.subtract, first, second))
-        assert difference > 1e-3 * optax.global_norm(second)
+        difference = optax.tree.norm(jax.tree.map(jnp.subtract, first, second))
+        assert difference > 1e-3 * optax.tree.norm(second)
     if learner.uses_attention:
         # rho acts on the query loss through the inner gradient only.
-        assert optax.global_norm(grads["first"]["attention"]) == 0
-        assert optax.global_norm(grads["second"]["attention"]) > 1e-4
+        assert optax.tree.norm(grads["first"]["attention"]) == 0
+        assert optax.tree.norm(grads["second"]["attention"]) > 1e-4
 
 
-@pytest.mark.parametrize("name", ["oml", "meml_released"])
-def test_hoisted_equals_reencoded(name, x64):
-    net, params, tasks = make(name, PAPER, False, support=3, query=4)
+@pytest.mark.parametrize("name, dense", [("oml", True), ("meml", False), ("meml_released", True)])
+def test_hoisted_equals_reencoded(name, dense, x64):
+    net, params, tasks = make(name, PAPER, dense, support=3, query=4)
     learner = LEARNERS[name]
 
     def reencoded(params):
@@ -159,6 +157,10 @@ def test_hoisted_equals_reencoded(name, x64):
     loss, grad = jax.jit(jax.value_and_grad(reencoded))(params)
     expected_loss, expected = jax.jit(jax.value_and_grad(hoisted))(params, tasks)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-12)
+    if learner.uses_attention:
+        # A softmax ignores a shift: the true gradient is 0, what is left is rounding.
+        for tree in (grad, expected):
+            assert abs(tree["attention"]["output"].pop("bias")[0]) < 1e-15
     tiny.assert_close(grad, expected, 1e-10)
 
 
@@ -170,13 +172,17 @@ def test_adam_inside_with_a_zero_gradient(x64):
     """
     net, params, tasks = make("meml", PAPER, True, support=1)
     learner = LEARNERS["meml"]
-    support = tiny.first(meta_train.encode_tasks(params, tasks, net)).support
-    adapted, info = adapt(params, support, network=net, learner=learner, tx=optax.adam(0.01))
+
+    @jax.jit
+    def forward(params):
+        support = tiny.first(meta_train.encode_tasks(params, tasks, net)).support
+        return adapt(params, support, network=net, learner=learner, tx=optax.adam(0.01))
+
+    adapted, info = forward(params)
     tiny.assert_same(adapted["attention"], params["attention"])
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((adapted, info)))
 
     tx = optax.adam(0.01, eps_root=1e-8)
-    grads = jax.grad(functools.partial(loss_by_hand, network=net, learner=learner, tx=tx))(
-        params, tasks
-    )
+    loss = functools.partial(loss_by_hand, network=net, learner=learner, tx=tx)
+    grads = jax.jit(jax.grad(loss))(params, tasks)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(grads))

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from meml_jax import files, report
+from meml_jax import files, paper, report
 from meml_jax.types import UserError
 
 
@@ -89,9 +89,9 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_paper_rows():
-    assert report.paper_rows("omniglot")["MEML RS"][50] == 56.4
-    assert len(report.paper_rows("omniglot")) == 7
-    assert report.paper_rows("glyphs") == {}
+    assert paper.paper_rows("omniglot")["MEML RS"][50] == 56.4
+    assert len(paper.paper_rows("omniglot")) == 7
+    assert paper.paper_rows("glyphs") == {}
 
 
 def test_json_is_stable_and_exact(tmp_path):

@@ -46,7 +46,7 @@ def network(learner, *, dense=True, channels=4, hidden=6, dtype=jnp.float32, **c
 def parameters(net, seed=0, dtype=np.float32):
     """Initial parameters with biases that are not 0, so that a wrong bias shows."""
     rng = np.random.default_rng(seed)
-    params = net.init(jax.random.key(seed))
+    params = jax.jit(net.init)(jax.random.key(seed))
     return jax.tree.map(lambda x: x + jnp.asarray(0.1 * rng.normal(size=x.shape), dtype), params)
 
 

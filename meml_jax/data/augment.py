@@ -26,7 +26,7 @@ class DrawingConfig:
     scale: float = 0.25  # log of the factor, uniform in +-, drawn for each axis
     shear: float = 0.3  # uniform in +-
     shift: float = 0.08  # of the side, uniform in +-, for each axis
-    elastic: float = 0.04  # of the side, standard deviation of the displacement
+    elastic: float = 0.03  # of the side, standard deviation of the displacement
     elastic_grid: int = 4  # knots a side of the displacement field
     gamma: float = 0.5  # log of the exponent of the ink, uniform in +-: fainter or bolder strokes
 
@@ -114,18 +114,21 @@ def photo_views(key: Array, images: Array, config: PhotoConfig = PhotoConfig()) 
     def colour(key: Array, image: Array) -> Array:
         change_key, chance_key = jax.random.split(key)
         strength = jnp.array([config.brightness, config.contrast, config.saturation, config.hue])
-        jitter, grey = jax.random.uniform(chance_key, (2,)) < jnp.array(
-            [config.jitter, config.grey]
-        )
+        chance = jnp.array([config.jitter, config.grey])
+        jitter, grey = jax.random.uniform(chance_key, (2,)) < chance
         change = jax.random.uniform(change_key, (4,), minval=-1.0, maxval=1.0) * strength * jitter
         image = jnp.clip(image * (1 + change[0]), 0.0, 1.0)
-        mean = jnp.mean(_grey(image))
+        weights = jnp.array(GREY_WEIGHTS if image.shape[-1] == 3 else (1.0,))
+        mean = jnp.mean(image, axis=(0, 1)) @ weights
         image = jnp.clip(mean + (image - mean) * (1 + change[1]), 0.0, 1.0)
         if image.shape[-1] != 3:
             return image
+        to_grey = jnp.tile(weights[None], (3, 1))
         chroma = _turn(2 * jnp.pi * change[3]) * jnp.where(grey, 0.0, 1 + change[2])
-        light = _grey(image)
-        return jnp.clip(light + (image - light) @ chroma.T, 0.0, 1.0)
+        mix = to_grey + chroma @ (jnp.eye(3) - to_grey)
+        # A sum over channels: as a product of matrices it takes eight times as long on CPU.
+        turned = sum(image[..., c, None] * mix[None, None, :, c] for c in range(3))
+        return jnp.clip(turned, 0.0, 1.0)
 
     crop_keys, colour_keys = jnp.moveaxis(jax.vmap(jax.random.split)(_keys(key, images)), 1, 0)
     edge = jnp.zeros((len(images), images.shape[-1]))  # never seen: a crop lies inside
@@ -158,33 +161,27 @@ def _centred_grid(height: int, width: int) -> Array:
 
 
 def _resample(images: Array, coordinates: Array, outside: Array) -> Array:
-    """Read images [B, H, W, C] at [B, 2, H, W] rows and columns, bilinearly; `outside` is [B, C].
-
-    One gather of the four neighbours side by side is several times faster than four gathers.
-    """
+    """Read images [B, H, W, C] at rows and columns [B, 2, H, W], bilinearly; `outside` [B, C]."""
     batch, height, width, channels = images.shape
-    frame = jnp.pad(
-        images - outside[:, None, None], ((0, 0), (1, 2), (1, 2), (0, 0))
-    )  # the pixel (i, j) lies at (i + 1, j + 1); neighbours exist up to (H + 1, W + 1)
-    cells = [frame[:, i : i + height + 2, j : j + width + 2] for i in (0, 1) for j in (0, 1)]
-    cells = jnp.stack(cells, axis=3).reshape(batch, -1, 4, channels)
+    outside = outside[:, None, None]
+    # The pixel (i, j) lies at (i + 1, j + 1); the frame holds all neighbours of what is clipped to.
+    frame = jnp.pad(images - outside, ((0, 0), (1, 2), (1, 2), (0, 0)))
     limit = jnp.array([height + 1, width + 1], jnp.float32)[None, :, None, None]
     position = jnp.clip(coordinates + 1, 0, limit)
     corner = jnp.floor(position)
-    r, c = jnp.moveaxis(position - corner, 1, 0)
+    r, c = jnp.moveaxis(position - corner, 1, 0)[..., None]
     row, column = jnp.moveaxis(corner.astype(jnp.int32), 1, 0)
-    weights = jnp.stack([(1 - r) * (1 - c), (1 - r) * c, r * (1 - c), r * c], axis=-1)
-    index = (row * (width + 2) + column).reshape(batch, -1)
-    values = jax.vmap(lambda cell, i: cell[i])(cells, index)
-    values = values.reshape(batch, height, width, 4, channels)
-    return jnp.sum(values * weights[..., None], axis=3) + outside[:, None, None]
+    index = (row * (width + 3) + column).reshape(batch, -1, 1)
+    pixels = frame.reshape(batch, -1, channels)
 
+    def neighbour(offset: int) -> Array:
+        values = jnp.take_along_axis(pixels, index + offset, axis=1, mode="promise_in_bounds")
+        return values.reshape(images.shape)
 
-def _grey(image: Array) -> Array:
-    """Lightness, [..., 1]."""
-    if image.shape[-1] != 3:
-        return jnp.mean(image, axis=-1, keepdims=True)
-    return jnp.sum(image * jnp.array(GREY_WEIGHTS)[None, None], axis=-1, keepdims=True)
+    # Four gathers fuse with the sum: 20 times faster on CPU than one gather of four values.
+    top = (1 - c) * neighbour(0) + c * neighbour(1)
+    bottom = (1 - c) * neighbour(width + 3) + c * neighbour(width + 4)
+    return (1 - r) * top + r * bottom + outside
 
 
 def _turn(angle: Array) -> Array:

@@ -12,17 +12,27 @@ A data set of one's own is a function that returns the three parts (see `splits`
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import PIL
 
-from meml_jax.config import DataConfig
-from meml_jax.data import cache, download, glyphs, readers
+from meml_jax.config import DataConfig, TestDataConfig
+from meml_jax.data import (
+    arrays,
+    cache,
+    cifar,
+    download,
+    glyphs,
+    photographs,
+    readers,
+    sizes,
+    sources,
+)
 from meml_jax.data.readers import Progress, Report
 from meml_jax.data.splits import (
     OMNIGLOT,
@@ -33,11 +43,20 @@ from meml_jax.data.splits import (
     folder_layout,
     omniglot_split,
     partition,
+    pool,
     select,
     table,
 )
-from meml_jax.types import Dataset, UserError
+from meml_jax.types import Dataset, Split, UserError
 
+# Classes and images of the published sets; what has fewer is reported as a part of the set.
+FULL = {
+    "omniglot": (1623, 32_460),
+    "mini_imagenet": (100, 60_000),
+    "slimagenet64": (1000, 200_000),
+    "cifar100": (100, 60_000),
+    "cub": (200, 11_788),
+}
 REGISTRY: dict[str, Callable[..., Parts]] = {}
 
 
@@ -52,12 +71,18 @@ def register(name: str) -> Callable[[Callable[..., Parts]], Callable[..., Parts]
 
 
 def load(
-    config: DataConfig, *, report: Report = print, progress: Progress | None = None
+    config: DataConfig,
+    *,
+    test: TestDataConfig | None = None,
+    report: Report = print,
+    progress: Progress | None = None,
 ) -> Dataset:
     """Load the data set that `config.name` names, check its parts and report their sizes.
 
     Args:
       config: which images, in which size, split how.
+      test: another data set, all classes of which take the place of the test part; they get the
+        size and channels of the training set. None, or no name in it: the set's own test part.
       report: called with one line each on what was left out and on what was loaded.
       progress: called as `progress(done, total)` while images are decoded or generated.
 
@@ -68,25 +93,43 @@ def load(
       UserError: an unknown name, missing or unreadable files, too few classes or images, or a
         class in two parts.
     """
+    config, parts = _load_parts(config, report=report, progress=progress)
+    train, validation, own_test = parts.values()
+    digest = _digest(parts)
+    count = f"{train.num_classes} classes" if train.num_classes else "unlabelled"
+    shape = "x".join(map(str, train.images.shape[1:]))
+    report(
+        f"{config.name}: train {count} {len(train.ids)} images, validation "
+        f"{validation.num_classes}/{len(validation.ids)}, test "
+        f"{own_test.num_classes}/{len(own_test.ids)}, {shape}, hash {digest[:12]}"
+    )
+    note = _report_part(config.name, parts, report)
+    if test is None or test.name is None:
+        return Dataset(config.name, train, validation, own_test, digest, note=note)
+    other, other_digest, other_note = _load_other(config, test, report=report, progress=progress)
+    return Dataset(
+        f"{config.name}_{test.name}",
+        train,
+        validation,
+        other,
+        digest,
+        test_hash=other_digest,
+        note="; ".join(filter(None, (note, other_note))),
+    )
+
+
+def _load_parts(
+    config: DataConfig, *, report: Report, progress: Progress | None
+) -> tuple[DataConfig, dict[str, Split]]:
+    """Load and check one data set: (settings with the size that was chosen, its parts by name)."""
     if config.name not in REGISTRY:
         near = difflib.get_close_matches(config.name, REGISTRY, n=1) or sorted(REGISTRY)
         raise UserError(f"data.name: got {config.name!r}, did you mean {' or '.join(near)}?")
-    if config.image_size < 1 or config.channels not in (1, 3):
-        raise UserError(
-            f"data.image_size, data.channels: got {config.image_size}, "
-            f"{config.channels}; expected at least 1, and 1 or 3"
-        )
+    config = sizes.resolve(config, report=report)
     train, validation, test = REGISTRY[config.name](config, report=report, progress=progress)
     parts = {"train": train, "validation": validation, "test": test}
-    digest = hashlib.sha256()
     for name, part in parts.items():
         check(config, name, part)
-        digest.update(f"{name} {part.images.shape}".encode())
-        digest.update(np.ascontiguousarray(part.images).data)
-        digest.update(np.ascontiguousarray(part.labels).data)
-        digest.update("\n".join(part.ids).encode())
-        if part.embeddings is not None:
-            digest.update(np.ascontiguousarray(part.embeddings).data)
     for field in ("class_names", "ids"):
         seen = Counter(x for part in parts.values() for x in getattr(part, field))
         twice = [x for x, times in seen.items() if times > 1]
@@ -97,14 +140,67 @@ def load(
                 f"{len(twice)} {field}, such as {twice[0]!r}, are twice in {' and '.join(where)}: "
                 "leave each in one of them"
             )
-    count = f"{train.num_classes} classes" if train.num_classes else "unlabelled"
-    shape = "x".join(map(str, train.images.shape[1:]))
+    return config, parts
+
+
+def _load_other(
+    config: DataConfig, test: TestDataConfig, *, report: Report, progress: Progress | None
+) -> tuple[Split, str, str]:
+    """Load all classes of another set as a test part: (part, digest, note)."""
+    assert test.name is not None
+    if (test.name, test.dir) == (config.name, config.dir):
+        raise UserError(
+            f"test_data.name, test_data.dir: got the training set, {test.name} in {test.dir}; "
+            "expected another set, or test_data.name=None for the set's own test classes"
+        )
+    fields = {f.name: getattr(test, f.name) for f in dataclasses.fields(test)}
+    try:
+        _, parts = _load_parts(
+            dataclasses.replace(config, **fields), report=report, progress=progress
+        )
+    except UserError as error:
+        raise UserError(f"test_data ({test.name}): {error}") from None
+    other = pool(parts.values(), prefix=f"{test.name}/")
+    check(config, "test", other)
+    digest = _digest({"test": other})
+    size, colour = config.image_size, "grey by luma" if config.channels == 1 else "RGB"
     report(
-        f"{config.name}: train {count} {len(train.ids)} images, validation "
-        f"{validation.num_classes}/{len(validation.ids)}, test {test.num_classes}/{len(test.ids)}, "
-        f"{shape}, hash {digest.hexdigest()[:12]}"
+        f"test on {test.name}: all {other.num_classes} classes, {len(other.ids)} images, brought "
+        f"to {size}x{size}, {colour}, as {config.name} (centre square, Lanczos filter), hash "
+        f"{digest[:12]}"
     )
-    return Dataset(config.name, train, validation, test, digest.hexdigest())
+    return other, digest, _report_part(test.name, parts, report)
+
+
+def _digest(parts: Mapping[str, Split]) -> str:
+    digest = hashlib.sha256()
+    for name, part in parts.items():
+        digest.update(f"{name} {part.images.shape}".encode())
+        digest.update(np.ascontiguousarray(part.images).data)
+        digest.update(np.ascontiguousarray(part.labels).data)
+        digest.update("\n".join(part.ids).encode())
+        if part.embeddings is not None:
+            digest.update(np.ascontiguousarray(part.embeddings).data)
+    return digest.hexdigest()
+
+
+def _report_part(name: str, parts: Mapping[str, Split], report: Report) -> str:
+    """Say, and return, how much of a published set there is; nothing where it is whole."""
+    got = (
+        sum(part.num_classes for part in parts.values()),
+        sum(len(part.ids) for part in parts.values()),
+    )
+    full = FULL.get(name, got)
+    if got[0] >= full[0] and got[1] >= full[1]:
+        return ""
+    note = f"PART of {name}: {got[0]} of {full[0]} classes, {got[1]} of {full[1]} images"
+    report(f"{note}; results are not comparable with those of the full set")
+    return note
+
+
+for _loader in (photographs.mini_imagenet, photographs.slimagenet64, photographs.cub):
+    register(_loader.__name__)(_loader)
+register("cifar100")(cifar.cifar100)
 
 
 @register("glyphs")
@@ -135,10 +231,11 @@ def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) ->
 @register("omniglot")
 def _omniglot(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
     """Omniglot from its two archives or unpacked folders, ink 255 on 0."""
-    root = Path(config.dir or cache.folder(config.cache_dir) / "omniglot").expanduser()
+    root = sources.place(config)
     missing = [n for n in OMNIGLOT if not (root / n).is_dir() and not (root / f"{n}.zip").is_file()]
     if missing:
-        download.omniglot(root, missing, timeout=config.download_timeout, report=report)
+        urls = {f"{name}.zip": f"{download.OMNIGLOT_URL}{name}.zip" for name in missing}
+        download.fetch("omniglot", root, urls, timeout=config.download_timeout, report=report)
     files = readers.list_images(root, only=OMNIGLOT, report=report)
     count = Counter(_parent(file.id) for file in files)
     for part, expected in OMNIGLOT.items():
@@ -150,7 +247,7 @@ def _omniglot(config: DataConfig, *, report: Report, progress: Progress | None) 
                 f"expected {expected} with 20 images each; other counts: "
                 f"{', '.join(wrong[:5]) or 'none'}. Put {part}.zip there again"
             )
-    images, files = _decode(files, config, report=report, progress=progress)
+    images, files = sources.decode(files, config, report=report, progress=progress)
     if images.mean() > 127:  # ink is the smaller part; the official files are black on white
         images = 255 - images
     ids = [file.id for file in files]
@@ -162,19 +259,12 @@ def _omniglot(config: DataConfig, *, report: Report, progress: Progress | None) 
 @register("folder")
 def _folder(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
     """One's own images, see `folder_layout`; ids are paths below `data.dir`."""
-    root = _root(config)
+    root = sources.root(config)
     files = readers.list_images(root, report=report)
     if not files:
         raise UserError(f"data.dir: {root} has no images ({' '.join(readers.SUFFIXES)})")
     layout = folder_layout([file.id for file in files], report=report)
-    files = [file for file in files if any(file.id in part for part in layout.values())]
-    images, files = _decode(files, config, report=report, progress=progress)
-    tables = {}
-    for part, classes in layout.items():
-        rows = [i for i, file in enumerate(files) if file.id in classes]
-        ids = [files[i].id for i in rows]
-        names = [classes[id_] for id_ in ids]
-        tables[part] = table(images[rows], ids=ids, classes=names if any(names) else None)
+    tables = sources.decode_layout(files, layout, config, report=report, progress=progress)
     return complete(tables, config)
 
 
@@ -185,7 +275,7 @@ def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Pa
     With files for the parts, Y may be missing in train.npz, and equal labels in two files are
     different classes.
     """
-    root = _root(config)
+    root = sources.root(config)
     paths = [root] if root.is_file() else sorted(root.glob("*.npz"))
     named = {PART_NAMES[p.stem.lower()]: p for p in paths if p.stem.lower() in PART_NAMES}
     if not {"train", "test"} <= set(named):
@@ -197,7 +287,7 @@ def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Pa
         named = {"all": paths[0]}
     tables = {}
     for part, path in named.items():
-        x, y, z = readers.read_npz(path, image_size=config.image_size, channels=config.channels)
+        x, y, z = arrays.read_npz(path, image_size=config.image_size, channels=config.channels)
         if y is None and part != "train":
             raise UserError(f"{path}: got no labels Y; they may be absent in train.npz only")
         classes = None if y is None else [f"{path.stem}/{label:06d}" for label in y]
@@ -206,35 +296,5 @@ def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Pa
     return complete(tables, config)
 
 
-def _root(config: DataConfig) -> Path:
-    """Return data.dir, which must exist."""
-    if config.dir is None or not (root := Path(config.dir).expanduser()).exists():
-        raise UserError(f"data.dir: got {config.dir}, expected a folder or file that exists")
-    return root
-
-
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _decode(
-    files: list[readers.ImageFile], config: DataConfig, *, report: Report, progress: Progress | None
-) -> tuple[np.ndarray, list[readers.ImageFile]]:
-    """Return the images and the files they come from, by way of the cache."""
-    stamps = [(file.id, file.stamp) for file in files]
-    size = (config.image_size, config.channels)
-    key = cache.key(readers.VERSION, PIL.__version__, size, stamps)
-    path = cache.folder(config.cache_dir) / f"{config.name}-{key}.npz"
-    if (stored := cache.load(path, report=report)) is not None:
-        return stored["images"], files
-    images, kept = readers.read_images(
-        files,
-        image_size=config.image_size,
-        channels=config.channels,
-        skip_bad=config.skip_bad,
-        report=report,
-        progress=progress,
-    )
-    if len(kept) == len(files):  # a file that is bad today (a lost mount) is not bad for ever
-        cache.store(path, report=report, images=images)
-    return images, [files[i] for i in kept]

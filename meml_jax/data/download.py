@@ -1,4 +1,4 @@
-"""Fetch Omniglot's two archives, with the checksums that TensorFlow Datasets (TFDS) keeps.
+"""Fetch official archives, with the checksums that TensorFlow Datasets (TFDS) keeps, and unpack.
 
 Of TFDS only the download manager is used, which does not import TensorFlow.
 """
@@ -6,8 +6,9 @@ Of TFDS only the download manager is used, which does not import TensorFlow.
 from __future__ import annotations
 
 import os
+import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meml_jax.types import UserError
@@ -15,14 +16,20 @@ from meml_jax.types import UserError
 OMNIGLOT_URL = "https://github.com/brendenlake/omniglot/raw/master/python/"
 
 
-def omniglot(
-    folder: Path, names: Sequence[str], *, timeout: float, report: Callable[[str], None] = print
+def fetch(
+    name: str,
+    folder: Path,
+    urls: Mapping[str, str],
+    *,
+    timeout: float,
+    report: Callable[[str], None] = print,
 ) -> None:
-    """Download archives of Omniglot, check their sha256 and put them into `folder`.
+    """Download archives of a data set, check their sha256 and put them into `folder`.
 
     Args:
-      folder: where `NAME.zip` is put; made where it is missing.
-      names: of `images_background` and `images_evaluation`, those that are wanted.
+      name: of the data set, for messages.
+      folder: where the files are put; made where it is missing.
+      urls: file name to address; addresses whose checksum TFDS knows.
       timeout: seconds after which a server that does not answer counts as out of reach.
       report: called with one line before the download.
 
@@ -30,32 +37,63 @@ def omniglot(
       UserError: TFDS is not installed, the server cannot be reached, or a checksum differs; the
         message says how to put the files there by hand.
     """
-    files = [f"{name}.zip" for name in names]
-    by_hand = f"or put {' and '.join(files)} into {folder} (data.dir) by hand, from {OMNIGLOT_URL}"
+    files, sources = " and ".join(urls), " and ".join(urls.values())
+    by_hand = f"or put {files} into {folder} (data.dir) by hand, from {sources}"
     try:
         import requests
         from tensorflow_datasets.core.download import download_manager
     except ImportError as error:
         raise UserError(
-            f"omniglot: {' and '.join(files)} not found in {folder}, and the download needs TFDS "
+            f"{name}: {files} not found in {folder}, and the download needs TFDS "
             f"({error}): pip install 'meml_jax[tfds]', {by_hand}"
         ) from None
-    report(f"omniglot: downloading {' and '.join(files)} from {OMNIGLOT_URL} to {folder}")
+    report(f"{name}: downloading {files} from {sources} to {folder}")
     try:
         # TFDS waits without limit and tries ten times (over three minutes), so ask first.
-        for file in files:
-            with requests.get(OMNIGLOT_URL + file, stream=True, timeout=timeout) as answer:
+        for url in urls.values():
+            with requests.get(url, stream=True, timeout=timeout) as answer:
                 answer.raise_for_status()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download") as temporary:
             manager = download_manager.DownloadManager(
                 download_dir=temporary, force_checksums_validation=True
             )
-            for file in files:
-                os.replace(manager.download(OMNIGLOT_URL + file), folder / file)
+            for file, url in urls.items():
+                os.replace(manager.download(url), folder / file)
     except Exception as error:  # TFDS passes on whatever requests, promise and the disk raise
         reason = " ".join(str(error).split())
         raise UserError(
-            f"omniglot: download of {' and '.join(files)} to {folder} failed: {reason}. "
+            f"{name}: download of {files} to {folder} failed: {reason}. "
             f"Try again with a network connection, {by_hand}"
         ) from error
+
+
+def unpack(archive: Path, member: str, *, report: Callable[[str], None] = print) -> Path:
+    """Unpack one folder of a tar archive beside it, whole or not at all.
+
+    Args:
+      archive: the file.
+      member: name of the folder, at the top of the archive.
+      report: called with one line before.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: it is no complete tar archive, has no such folder, or the disk cannot be written.
+    """
+    target = archive.parent / member
+    report(f"unpacking {archive} to {target}")
+    try:
+        with (
+            tarfile.open(archive) as tar,
+            tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpack") as temporary,
+        ):
+            tar.extractall(temporary, filter="data")  # refuses paths that lead out of the folder
+            os.replace(Path(temporary, member), target)
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise UserError(
+            f"{archive}: got {error}, expected a complete archive with {member}/ and a folder that "
+            f"can be written; fetch it again, or put {member}/ there by hand"
+        ) from None
+    return target

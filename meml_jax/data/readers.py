@@ -1,4 +1,4 @@
-"""Images from class folders, zip archives of them and npz files, as uint8 arrays in a stable order.
+"""Images from class folders and zip archives of them, as uint8 arrays in a stable order.
 
 Every image is treated alike, in this order: first frame of an animation, EXIF orientation,
 transparency composited on white, grey (ITU-R 601 luma) or RGB, 16-bit grey divided by 257, the
@@ -12,7 +12,6 @@ import io
 import os
 import unicodedata
 import zipfile
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -116,16 +115,13 @@ def read_images(
     """
     images = np.empty((len(files), image_size, image_size, channels), np.uint8)
     bad: dict[int, str] = {}
-    with contextlib.ExitStack() as stack:
-        zips = {file.path for file in files if file.member}
-        archives = {path: stack.enter_context(_open_zip(path)) for path in zips}
+    with open_files(files) as content, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def read_chunk(start: int) -> int:
             stop = min(start + _CHUNK, len(files))
             for i in range(start, stop):
-                path, member = files[i].path, files[i].member
                 try:
-                    data = archives[path].read(member) if member else path.read_bytes()
+                    data = content(files[i])
                     images[i] = decode(data, image_size=image_size, channels=channels)
                 except MemoryError:
                     raise
@@ -133,7 +129,6 @@ def read_images(
                     bad[i] = f"{files[i].id} ({_reason(error)})"
             return stop
 
-        pool = stack.enter_context(ThreadPoolExecutor(os.cpu_count()))
         for done in pool.map(read_chunk, range(0, len(files), _CHUNK)):
             if progress is not None:
                 progress(done, len(files))
@@ -147,6 +142,19 @@ def read_images(
     report(f"left out (data.skip_bad): {found}")
     kept = np.setdiff1d(np.arange(len(files)), list(bad))
     return images[kept], kept
+
+
+@contextlib.contextmanager
+def open_files(files: Sequence[ImageFile]) -> Iterator[Callable[[ImageFile], bytes]]:
+    """Give the function that reads the content of one of `files`; it opens each archive once."""
+    with contextlib.ExitStack() as stack:
+        zips = {file.path for file in files if file.member}
+        archives = {path: stack.enter_context(open_zip(path)) for path in zips}
+
+        def content(file: ImageFile) -> bytes:
+            return archives[file.path].read(file.member) if file.member else file.path.read_bytes()
+
+        yield content
 
 
 def decode(data: bytes, *, image_size: int, channels: int) -> np.ndarray:
@@ -195,62 +203,6 @@ def fit(image: Image.Image, *, image_size: int, channels: int) -> np.ndarray:
     return np.asarray(image).reshape(image_size, image_size, channels)
 
 
-def read_npz(
-    path: Path, *, image_size: int, channels: int
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Read an npz in the layout of CACTUs: X images, Y labels (optional), Z embeddings (optional).
-
-    Args:
-      path: the file; X uint8 [N, H, W] or [N, H, W, 1 or 3], Y integers [N], Z floats [N, D].
-      image_size: side S; other sizes are fitted like image files.
-      channels: C, 1 or 3; other channels are converted.
-
-    Returns:
-      images uint8 [N, S, S, C]; labels int64 [N] or None; embeddings float32 [N, D] or None.
-
-    Raises:
-      UserError: the file is not an npz or an array has another dtype or shape.
-    """
-    _open_zip(path).close()  # says what the file is instead, which np.load does not
-    try:
-        with np.load(path, allow_pickle=False) as arrays:  # pickles can run code
-            x, y, z = (arrays[key] if key in arrays else None for key in "XYZ")
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: got {error}; expected arrays X, Y, Z") from None
-
-    def check(name: str, array: np.ndarray, ok: bool, expected: str) -> None:
-        if not ok:
-            raise UserError(
-                f"{path}: got {name} {array.dtype} {list(array.shape)}, expected {expected}"
-            )
-
-    if x is None:
-        raise UserError(f"{path}: got no array X, expected X uint8 [N, H, W, C]")
-    ok = x.dtype == np.uint8 and x.size > 0 and x.shape[3:] in ((), (1,), (3,)) and x.ndim > 2
-    check("X", x, ok, "uint8 [N, H, W] or [N, H, W, 1 or 3] with values 0..255")
-    if y is not None:
-        ok = np.issubdtype(y.dtype, np.integer) and y.size == len(x) == len(y) and y.min() >= 0
-        check("Y", y, ok, f"integers [{len(x)}], 0 or above")
-        y = y.reshape(-1).astype(np.int64)
-    if z is not None:
-        ok = np.issubdtype(z.dtype, np.floating) and z.ndim == 2 and len(z) == len(x)
-        check("Z", z, ok, f"floats [{len(x)}, D]")
-        z = z.astype(np.float32)
-    x = x.reshape(*x.shape[:3], -1)
-    if x.shape[1:] != (image_size, image_size, channels):
-        x = np.stack(
-            [
-                fit(
-                    Image.fromarray(row.squeeze(-1) if row.shape[-1] == 1 else row),
-                    image_size=image_size,
-                    channels=channels,
-                )
-                for row in x
-            ]
-        )
-    return x, y, z
-
-
 def _list_folder(root: Path, only: Collection[str] | None) -> Iterator[ImageFile | str]:
     """Yield image files, and the ids of folders, below `root`."""
 
@@ -273,7 +225,7 @@ def _list_folder(root: Path, only: Collection[str] | None) -> Iterator[ImageFile
 
 def _list_zip(path: Path) -> Iterator[ImageFile | str]:
     """Yield image files, and the ids of folders, in a zip."""
-    with _open_zip(path) as archive:
+    with open_zip(path) as archive:
         members = [
             (info, info.filename.replace("\\", "/").rstrip("/"))
             for info in archive.infolist()
@@ -287,7 +239,7 @@ def _list_zip(path: Path) -> Iterator[ImageFile | str]:
         yield id_ if info.is_dir() else ImageFile(id_, path, info.filename, stamp)
 
 
-def _open_zip(path: Path) -> zipfile.ZipFile:
+def open_zip(path: Path) -> zipfile.ZipFile:
     """Open an archive, or say what the file is instead."""
     try:
         return zipfile.ZipFile(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -49,6 +50,43 @@ def table(
         np.asarray(ids, dtype=str),
         tuple(map(str, names)),
         embeddings,
+    )
+
+
+def first_of_each(classes: Iterable[tuple[str, str]], limit: int | None) -> dict[str, str]:
+    """Keep the first `limit` images of each class.
+
+    Args:
+      classes: (id, class) in order; images of the class '' are unlabelled and all kept.
+      limit: images a class; None: all.
+
+    Returns:
+      {id: class}.
+
+    Raises:
+      UserError: a limit under 1.
+    """
+    if limit is not None and limit < 1:
+        raise UserError(f"data.max_per_class: got {limit}, expected at least 1, or None for all")
+    count: Counter[str] = Counter()
+    kept = {}
+    for id_, name in classes:
+        count[name] += 1
+        if not name or limit is None or count[name] <= limit:
+            kept[id_] = name
+    return kept
+
+
+def pool(parts: Iterable[Split], *, prefix: str) -> Split:
+    """Put the labelled classes of all parts together; ids and class names get a prefix."""
+    labelled = [part for part in parts if part.num_classes]
+    ids = np.concatenate([part.ids for part in labelled])
+    classes = [part.class_names[i] for part in labelled for i in part.labels]
+    order = np.argsort(ids)  # which part an image comes from plays no role
+    return table(
+        np.concatenate([part.images for part in labelled])[order],
+        ids=[f"{prefix}{ids[i]}" for i in order],
+        classes=[f"{prefix}{classes[i]}" for i in order],
     )
 
 

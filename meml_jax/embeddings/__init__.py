@@ -1,4 +1,10 @@
-"""Embeddings Z of unlabelled images: `fit(images, key, config) -> (encode, info)`, by name."""
+"""Embeddings Z of unlabelled images, by name.
+
+    fit(images, key, config, *, checkpoint_dir, report) -> (encode, info)
+
+`checkpoint_dir` is where a training keeps what it needs to go on after a stop, `report` prints a
+line; an embedding that is not trained ignores both. `info` is a dict of numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meml_jax.embeddings import pca, pixels
+from meml_jax.embeddings import contrastive, pca, pixels
 from meml_jax.types import UserError
 
 Encode = Callable[[np.ndarray], np.ndarray]
@@ -17,6 +23,7 @@ Encode = Callable[[np.ndarray], np.ndarray]
 EMBEDDINGS: dict[str, Callable[..., tuple[Encode, dict[str, Any]]]] = {
     "pca": pca.fit,
     "pixels": pixels.fit,
+    "contrastive": contrastive.fit,
 }
 """Add an embedding by adding its `fit` here."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,13 +15,22 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.types import UserError
 
 
-def fit(images: np.ndarray, key: jax.Array, config: EmbeddingConfig):
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
     """Fit principal components to uint8 images [N, H, W, C].
 
     Args:
       images: uint8 [N, H, W, C].
       key: random key of the randomised solver.
       config: `dim` components, `whiten` to unit variance.
+      checkpoint_dir: not used, it takes seconds.
+      report: not used.
 
     Returns:
       (encode to float32 [N, dim], info with the share of variance that is explained).
@@ -27,6 +38,7 @@ def fit(images: np.ndarray, key: jax.Array, config: EmbeddingConfig):
     Raises:
       UserError: more components than images or pixels.
     """
+    del checkpoint_dir, report
     most = min(len(images), int(np.prod(images.shape[1:])))
     if not 1 <= config.dim <= most:
         raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,9 +12,16 @@ import numpy as np
 from meml_jax.config import EmbeddingConfig
 
 
-def fit(images: np.ndarray, key: jax.Array, config: EmbeddingConfig):
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
     """Return an encoder of uint8 images [N, H, W, C] to their pixels in [0, 1], [N, H*W*C]."""
-    del key, config
+    del key, config, checkpoint_dir, report
 
     def encode(images: np.ndarray) -> np.ndarray:
         return images.reshape(len(images), -1).astype(np.float32) / 255

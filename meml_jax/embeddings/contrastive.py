@@ -1,0 +1,178 @@
+"""Contrastive embedding: the FEN trained to tell two views of an image from all others.
+
+SimCLR with the NT-Xent loss (Chen et al. 2020, arXiv 2002.05709). Not in the paper.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import lax
+
+from meml_jax.config import EmbeddingConfig
+from meml_jax.data.augment import get_views
+from meml_jax.embeddings import fitting
+from meml_jax.meta_train import apply_meta_grad, to_float
+from meml_jax.networks import FEN, MIN_IMAGE_SIZE
+from meml_jax.types import Array, Metrics, Params, TrainState, UserError
+
+PROJECTION = 128  # width of the projection head, and of what it returns
+TRAINED_BY = ("channels", "views", "temperature", "steps", "batch_size", "learning_rate")
+
+
+class Projection(nn.Module):
+    """Projection head: linear, ReLU, linear; features [N, D] -> [N, 128]."""
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        """Project; the loss reads this, the embedding is what lies before it."""
+        hidden = nn.relu(nn.Dense(PROJECTION, name="hidden")(features))
+        return nn.Dense(PROJECTION, name="output")(hidden)
+
+
+def nt_xent(first: Array, second: Array, *, temperature: float) -> tuple[Array, Metrics]:
+    """Normalised, temperature-scaled cross-entropy (NT-Xent; Chen et al. 2020, eq. 1).
+
+    With z the 2B projections scaled to length 1, of which z_i and z_j are views of one image,
+
+      l_ij = -log(exp(z_i . z_j / t) / sum_{k != i} exp(z_i . z_k / t)),
+
+    and the loss is the mean of l_ij over all 2B ordered pairs.
+
+    Args:
+      first: float [B, P], projections of one view of each image.
+      second: float [B, P], of the other view, in the same order.
+      temperature: t, above 0.
+
+    Returns:
+      (loss [], Metrics []: `loss`, and `accuracy`, the share of views that are nearest to their
+      own partner).
+    """
+    z = jnp.concatenate([first, second])
+    z = z * lax.rsqrt(jnp.sum(z**2, axis=1, keepdims=True) + 1e-12)
+    views = jnp.arange(len(z))
+    partner = jnp.roll(views, len(first))
+    similarity = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, z @ z.T / temperature)
+    loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(similarity, partner))
+    accuracy = jnp.mean(jnp.argmax(similarity, axis=1) == partner)
+    return loss, {"loss": loss, "accuracy": accuracy}
+
+
+def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
+    """Adam whose learning rate falls to 0 along a half cosine over all steps."""
+    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
+
+
+def init_state(
+    key: Array, image_shape: tuple[int, int, int], config: EmbeddingConfig
+) -> TrainState:
+    """Draw the parameters {'fen', 'projection'} at random and start the optimizer."""
+    fen_key, projection_key = jax.random.split(key)
+    features, fen = FEN(config.channels).init_with_output(fen_key, jnp.zeros((1, *image_shape)))
+    projection = Projection().init(projection_key, features)
+    params = {"fen": fen["params"], "projection": projection["params"]}
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer(config).init(params))
+
+
+def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
+    """Compute R = relu(f_theta(X)), float32 [N, D], of images [N, H, W, C] in [0, 1]."""
+    return nn.relu(FEN(config.channels).apply({"params": params["fen"]}, images))
+
+
+def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Build the function that takes up to `fitting.STEPS_PER_CALL` steps in one compiled call.
+
+    Returns:
+      train_call(state, num_steps, images uint8 [N, H, W, C], key) -> (state, Metrics
+      [fitting.STEPS_PER_CALL]). The batch and the views of a step follow from `fold_in(key, step)`.
+    """
+    views, tx = get_views(config.views), optimizer(config)
+
+    def loss_fn(params: Params, pairs: Array) -> tuple[Array, Metrics]:
+        projected = Projection().apply(
+            {"params": params["projection"]}, features(params, pairs, config)
+        )
+        first, second = jnp.split(projected, 2)
+        return nt_xent(first, second, temperature=config.temperature)
+
+    def step(state: TrainState, images: Array, key: Array) -> tuple[TrainState, Metrics]:
+        batch_key, view_key = jax.random.split(jax.random.fold_in(key, state.step))
+        chosen = jax.random.choice(batch_key, len(images), (config.batch_size,), replace=False)
+        batch = to_float(images[chosen])
+        pairs = views(view_key, jnp.concatenate([batch, batch]))
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, pairs)
+        return apply_meta_grad(state, grads, tx), metrics
+
+    def train_call(
+        state: TrainState, num_steps: Array, images: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        def body(i, carry):
+            state, history = carry
+            state, metrics = step(state, images, key)
+            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
+
+        history = {name: jnp.zeros((fitting.STEPS_PER_CALL,)) for name in ("loss", "accuracy")}
+        return lax.fori_loop(0, num_steps, body, (state, history))
+
+    return train_call
+
+
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
+    """Train the FEN on pairs of views of unlabelled images.
+
+    A function of (images, key, config), whatever stops lie between; the same call goes on from the
+    last checkpoint.
+
+    Args:
+      images: uint8 [N, H, W, C].
+      key: random key.
+      config: `channels`, `views`, `temperature`, `steps`, `batch_size`, `learning_rate`,
+        `checkpoint_every`.
+      checkpoint_dir: gets `checkpoints/` (TrainState with params {'fen', 'projection'}),
+        `metrics.jsonl` and `tensorboard/`; None: nothing is kept.
+      report: prints a line.
+
+    Returns:
+      (encode: uint8 [N, H, W, C] -> float32 [N, D], the FEN's output after its ReLU; info: `loss`
+      and pair `accuracy` of the last steps, `seconds`).
+
+    Raises:
+      UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
+        not finite.
+      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+    """
+    fitting.check(config, images)
+    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for the FEN: at "
+            f"least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
+        )
+    init_key, train_key = jax.random.split(key)
+    init = functools.partial(init_state, image_shape=images.shape[1:], config=config)
+    settings = [getattr(config, name) for name in TRAINED_BY]
+    params, info = fitting.train(
+        make_train_call(config),
+        functools.partial(jax.jit(init), init_key),
+        (jnp.asarray(images), train_key),
+        config,
+        identity=("contrastive", settings, images, np.asarray(jax.random.key_data(key))),
+        loss="NT-Xent loss",
+        checkpoint_dir=checkpoint_dir,
+        report=report,
+    )
+    encode = fitting.in_chunks(lambda p, x: features(p, to_float(x), config), params)
+    return encode, info
