@@ -37,7 +37,7 @@ SMOKE = {
     "network.channels": 32,
     "network.hidden": 128,
     "tasks.num_buckets": 2,
-    "outer.lr": 1e-3,
+    "outer.lr": 3e-4,
     "train.steps": 200,
     "train.log_every": 100,
     "train.checkpoint_every": 100,

@@ -14,6 +14,8 @@ accuracy of `smoke`: docs/results.md; of the paper: meml_jax/paper.py. A full ru
 been measured yet.
 """
 
+from typing import Any
+
 from meml_jax.config import preset_config
 
 VALUES = {
@@ -38,7 +40,7 @@ SMOKE = {
     "clustering.num_clusters": 64,
     "clustering.max_iter": 10,
     "tasks.num_buckets": 2,
-    "outer.lr": 1e-3,
+    "outer.lr": 3e-4,
     "train.steps": 200,
     "train.log_every": 100,
     "train.checkpoint_every": 100,
@@ -50,7 +52,7 @@ SMOKE = {
     "test.heads": ("sgd", "prototype"),
 }
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     **{f"clusters{n}": {"clustering.num_clusters": n} for n in (64, 128, 256, 512)},
     "smoke": SMOKE,
 }

@@ -30,7 +30,7 @@ SMOKE = {
     "clustering.max_iter": 10,
     "tasks.max_size": 30,
     "tasks.num_buckets": 2,
-    "outer.lr": 1e-3,
+    "outer.lr": 3e-4,
     "train.steps": 200,
     "train.log_every": 100,
     "train.checkpoint_every": 100,

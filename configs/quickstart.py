@@ -1,8 +1,15 @@
-"""The whole method on generated handwriting: no download, under 3 minutes on 2 CPU cores.
+"""The whole method on generated handwriting: no download, about 3 minutes on 2 CPU cores.
 
     python experiments/run.py --config=configs/quickstart.py --workdir=runs/quickstart
 
-A small network (32 channels) on 400 generated characters.
+A small network (32 channels) on 400 generated characters: contrastive embedding (purity 0.46 of the
+clusters), then meta-training. Expected accuracy in % at 5, 10, 20 and 50 new classes:
+
+    prototype head         93  90  82  70
+    sgd head               80  50  43  24
+    raw pixels (baseline)  86  74  64  53
+
+So short a training leaves the sgd head below the baseline.
 """
 
 from meml_jax.config import preset_config
@@ -10,22 +17,30 @@ from meml_jax.config import preset_config
 VALUES = {
     "data.name": "glyphs",
     "data.num_classes": 400,
-    "embedding.name": "pca",
+    "embedding.name": "contrastive",
+    "embedding.normalize": True,
+    "embedding.channels": 32,
+    "embedding.steps": 1000,
+    "embedding.batch_size": 128,
+    "embedding.learning_rate": 3e-3,
     "clustering.num_clusters": 270,
     "network.channels": 32,
     "network.hidden": 256,
+    "network.cln_relu": False,
+    "tasks.num_buckets": 4,  # each is compiled
     "outer.lr": 1e-3,
-    "train.steps": 3000,
+    "train.steps": 8000,
     "train.steps_per_call": 100,
     "train.checkpoint_every": 500,
     "train.validate_every": 500,
     "test.num_classes": (5, 10, 20, 50),
     "test.runs": 20,
-    "test.learning_rates": (0.01, 0.003, 0.001, 0.0003),
+    "test.learning_rates": (0.003, 0.001, 0.0003),
     "test.trajectories": 3,
 }
 
 SMOKE = {
+    "embedding.name": "pca",
     "data.num_classes": 60,
     "clustering.num_clusters": 40,
     "network.channels": 8,

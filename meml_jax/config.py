@@ -122,6 +122,7 @@ class TrainConfig:
 
     steps: int = 40_000
     steps_per_call: int = 50  # meta-steps in one compiled call
+    images_on: str = "auto"  # device, host (same result, gathered for each call), auto: by memory
     log_every: int = 500  # steps
     checkpoint_every: int = 1_000  # steps
     validate_every: int = 2_000  # steps; prototype accuracy on validation classes, for `best`

@@ -68,7 +68,8 @@ def accuracy_curve(
         counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
         ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
         ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
-        ax.set_title(f"{results['dataset']}: accuracy over all classes seen, with 95 % interval")
+        title = f"{results['dataset']}: accuracy over all classes seen, with 95 % interval"
+        ax.set_title(title, loc="left")  # a long name runs on above the legend
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
         _save(figure, path)
 

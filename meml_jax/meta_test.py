@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -323,7 +323,7 @@ def prototype_outcomes(
     return lax.map(run, trajectories, batch_size=runs_at_once)
 
 
-def run_accuracies(correct: np.ndarray, *, protocol: str) -> np.ndarray:
+def run_accuracies(correct: Any, *, protocol: str) -> np.ndarray:
     """Accuracy of each run of correct [R, Q]: correct/total, or mean of batch means (released)."""
     correct = np.asarray(correct, np.float64)
     if protocol == "clean":

@@ -135,6 +135,37 @@ def apply_meta_grad(
     return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
 
 
+def step_keys(key: Array, step: Array) -> Array:
+    """Keys [3] of a step: clusters, new class rows, tasks."""
+    return jax.random.split(jax.random.fold_in(key, step), 3)
+
+
+def make_positions(
+    spec: tasks_lib.TaskSpec, bounds: np.ndarray, *, meta_batch: int, steps_per_call: int
+) -> Callable[[Array, TaskTable, Array], Array]:
+    """Build the function that tells which images the steps of a call will use.
+
+    Returns:
+      positions(first step int32 [], table, key) -> dataset positions int32 [M] of the tasks of
+      `steps_per_call` steps, the same that `make_train_call` samples.
+    """
+
+    def of_step(step: Array, table: TaskTable, key: Array) -> Array:
+        cluster_key, _, task_key = step_keys(key, step)
+        clusters = tasks_lib.sample_clusters(cluster_key, table, meta_batch)
+        keys = jax.random.split(task_key, meta_batch)
+        sample = functools.partial(tasks_lib.sample_task, spec=spec, bound=int(bounds[-1]))
+        no_weights = jnp.ones((meta_batch,))
+        tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, no_weights)
+        return jnp.concatenate([tasks.support.inputs.ravel(), tasks.query.inputs.ravel()])
+
+    def positions(step: Array, table: TaskTable, key: Array) -> Array:
+        steps = step + jnp.arange(steps_per_call)
+        return jax.vmap(of_step, in_axes=(0, None, None))(steps, table, key).ravel()
+
+    return positions
+
+
 def make_train_call(
     *,
     network: Network,
@@ -184,7 +215,7 @@ def make_train_call(
     branches = [functools.partial(grad_in_bucket, int(bound)) for bound in bounds]
 
     def step(state: TrainState, images: Array, table: TaskTable, weights: Array, key: Array):
-        cluster_key, reset_key, task_key = jax.random.split(jax.random.fold_in(key, state.step), 3)
+        cluster_key, reset_key, task_key = step_keys(key, state.step)
         clusters = tasks_lib.sample_clusters(cluster_key, table, outer.meta_batch)
         params = state.params
         if learner.resets_class_row:

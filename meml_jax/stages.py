@@ -24,6 +24,7 @@ from meml_jax import (
     curves,
     embeddings,
     environment,
+    feed,
     figures,
     losses,
     meta_test,
@@ -217,20 +218,30 @@ def train(
     size = jnp.asarray(clusters.table.size)
     balanced = config.tasks.balance == "loss"
     weights = losses.gamma(size) if balanced else jnp.ones(size.shape)
-    table = jax.tree.map(jnp.asarray, clusters.table)
     key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("train"))
-    data = (jnp.asarray(dataset.train.images), table, weights, key)
-    say(f"train: {config.learner}, {len(size)} clusters, padded sizes {model.bounds.tolist()}")
-    summary = training.train(
-        call,
-        functools.partial(_fresh_state, config, model),
-        data,
-        config.train,
-        workdir=workdir,
-        fingerprint=model.fingerprint,
-        validate=_validation(config, dataset, model),
-        report=say,
+    place = feed.place(config.train.images_on, dataset.train.images.nbytes)
+    say(
+        f"train: {config.learner}, {len(size)} clusters, padded sizes {model.bounds.tolist()}, "
+        f"{dataset.train.images.nbytes / 2**20:.0f} MiB of images on the {place}"
     )
+    with feed.open_feed(
+        place,
+        (dataset.train.images, clusters.table, weights, key),
+        spec=model.spec,
+        bounds=model.bounds,
+        meta_batch=config.outer.meta_batch,
+        train=config.train,
+    ) as data:
+        summary = training.train(
+            call,
+            functools.partial(_fresh_state, config, model),
+            data,
+            config.train,
+            workdir=workdir,
+            fingerprint=model.fingerprint,
+            validate=_validation(config, dataset, model),
+            report=say,
+        )
     say(
         f"train: {summary['steps']} steps in {summary['seconds']:.0f} s, "
         f"{summary['steps_per_second']:.1f} steps/s"
@@ -240,10 +251,7 @@ def train(
 
 def _validation(config: Config, dataset: Dataset, model: Model):
     """Make the function that judges a state: prototype accuracy on the validation classes."""
-    images, table = (
-        jnp.asarray(dataset.validation.images),
-        meta_test.class_table(dataset.validation),
-    )
+    images, table = dataset.validation.images, meta_test.class_table(dataset.validation)
     key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("report"))
     settings = dataclasses.replace(config.test, runs=1, protocol="clean")
     num_classes = dataset.validation.num_classes

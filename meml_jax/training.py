@@ -57,7 +57,7 @@ META_TRAIN = Wording()
 def train(
     train_call: Callable[..., tuple[TrainState, dict[str, Array]]],
     fresh_state: Callable[[], TrainState],
-    data: tuple[Any, ...],
+    data: tuple[Any, ...] | Callable[[int], tuple[Any, ...]],
     config: TrainConfig,
     *,
     workdir: Path,
@@ -75,7 +75,7 @@ def train(
       train_call: (state, num_steps, *data) -> (state, history), history a dict of metrics
         [steps_per_call] with `loss` among them, e.g. from `meta_train.make_train_call`.
       fresh_state: makes the state at step 0.
-      data: further arguments of `train_call`.
+      data: further arguments of `train_call`; or a function from the first step of a call to them.
       config: how long, how often.
       workdir: gets `checkpoints/`, `metrics.jsonl`, `tensorboard/`.
       fingerprint: of the settings and inputs; a checkpoint of another one is refused.
@@ -117,7 +117,8 @@ def train(
             report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
         report(f"{wording.stage}: compiles")
-        call, compiled = _compile(train_call, state, data)
+        data_of = data if callable(data) else lambda step: data
+        call, compiled = _compile(train_call, state, data_of(step))
         if step:
             report(f"{wording.stage}: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
@@ -138,8 +139,8 @@ def train(
             _signals() as received,
         ):
             while step < config.steps:
-                num_steps = min(config.steps_per_call, _next_stop(step, config) - step)
-                state, history = call(state, jnp.int32(num_steps), *data)
+                num_steps = steps_of_call(step, config)
+                state, history = call(state, jnp.int32(num_steps), *data_of(step))
                 history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
                 _check_finite(history["loss"], step, wording)
                 step += num_steps
@@ -182,10 +183,11 @@ def _compile(train_call, state, data):
     return call, {"compile_seconds": time.monotonic() - start, "peak_bytes": int(peak)}
 
 
-def _next_stop(step: int, config: TrainConfig) -> int:
-    """First step after `step` at which something is written."""
+def steps_of_call(step: int, config: TrainConfig) -> int:
+    """Number of steps of the call that begins at `step`: up to where something is written."""
     every = (config.log_every, config.checkpoint_every, config.validate_every)
-    return min(config.steps, *(step - step % n + n for n in every))
+    stop = min(config.steps, *(step - step % n + n for n in every))
+    return min(config.steps_per_call, stop - step)
 
 
 def _check_finite(loss: np.ndarray, step: int, wording: Wording) -> None:

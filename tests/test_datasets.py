@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import pickle
 import shutil
 import tarfile
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meml_jax import choices, tasks, types
+from meml_jax import choices, tasks, types, workdir
 from meml_jax import config as settings
 from meml_jax.data import arrays, datasets, download, sizes
 from meml_jax.types import UserError
@@ -209,6 +210,20 @@ def test_what_is_left_open_is_chosen_and_said(lines):
     assert all(settings.flatten(chosen)[name] for name in choices.OPEN)
 
 
+def test_a_workdir_compares_a_field_once_it_is_chosen(tmp_path):
+    def config(size):
+        return settings.override(settings.Config(), {"data.image_size": size})
+
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config(28))))
+    for size in (0, 28):  # open at the start of a run, then what was chosen
+        workdir.record_config(tmp_path, config(size))
+    with pytest.raises(UserError, match="data.image_size is 28 there, 30 now"):
+        workdir.record_config(tmp_path, config(30))
+    other = settings.override(config(28), {"test_data.name": "cub", "test_data.dir": "x"})
+    workdir.record_config(tmp_path, other)  # training does not depend on the set for the test
+
+
 # Mini-ImageNet.
 
 
@@ -331,7 +346,7 @@ def test_slimagenet64_has_800_and_200_classes(tmp_path, monkeypatch):
     data = load(tmp_path, name="slimagenet64", image_size=0, channels=0)
     assert counts(data) == [(720, 1440), (80, 160), (200, 400)]
     assert "2000 of 200000 images" in data.note
-    assert data.test.class_names[:3] == ("n00000009", "n00000010", "n00000017")  # frozen
+    assert data.test.class_names[:3] == ("n00000009", "n00000011", "n00000019")  # frozen
 
 
 def test_slimagenet64_of_given_parts(tmp_path):
@@ -466,7 +481,7 @@ def test_what_is_not_there_is_fetched(tmp_path, monkeypatch, name, file):
 
 def own_and_other(tmp_path):
     for c in range(8):
-        for i in range(2):
+        for i in range(3):
             save(tmp_path / "own" / f"c{c}" / f"{i}.png", picture(20 * c + i, colour=False))
             save(tmp_path / "other" / f"c{c}" / f"{i}.png", picture(20 * c + i, side=30))
     return tmp_path / "own", tmp_path / "other"
@@ -478,7 +493,7 @@ def test_another_set_takes_the_place_of_the_test_part_only(tmp_path, lines):
     test = settings.TestDataConfig(name="folder", dir=str(other))
     data = load(own, lines, test=test, name="folder", channels=1)
     assert data.content_hash == plain.content_hash and data.name == "folder_folder"
-    assert counts(data) == [*counts(plain)[:2], (8, 16)]
+    assert counts(data) == [*counts(plain)[:2], (8, 24)]
     np.testing.assert_array_equal(data.validation.images, plain.validation.images)
     assert data.test.ids[0] == "folder/c0/0.png" and data.test.class_names[0] == "folder/c0"
     assert data.test.images.shape[1:] == (12, 12, 1)  # grey and as small as the training set
@@ -486,10 +501,10 @@ def test_another_set_takes_the_place_of_the_test_part_only(tmp_path, lines):
         grey = np.asarray(image.convert("L").resize((12, 12), Image.Resampling.LANCZOS))
     row = list(data.test.ids).index("folder/c3/0.png")
     np.testing.assert_array_equal(data.test.images[row, ..., 0], grey)
-    assert any("test on folder: all 8 classes, 16 images, brought to 12x12" in s for s in lines)
+    assert any("test on folder: all 8 classes, 24 images, brought to 12x12" in s for s in lines)
     assert data.test_hash is not None and data.test_hash[:12] in lines[-1]
-    few = load(own, test=dataclasses.replace(test, max_per_class=1), name="folder")
-    assert counts(few)[2] == (8, 8) and few.test_hash != data.test_hash
+    few = load(own, test=dataclasses.replace(test, max_per_class=2), name="folder")
+    assert counts(few)[2] == (8, 16) and few.test_hash != data.test_hash
 
 
 def test_another_set_that_cannot_serve_is_refused(tmp_path):
@@ -500,7 +515,7 @@ def test_another_set_that_cannot_serve_is_refused(tmp_path):
         load(own, test=settings.TestDataConfig(name="cubs"), name="folder")
     (other / "c0" / "0.png").write_bytes(b"")
     test = settings.TestDataConfig(name="folder", dir=str(other))
-    with pytest.raises(UserError, match=r"test_data \(folder\): 1 of 16 images cannot be read"):
+    with pytest.raises(UserError, match=r"test_data \(folder\): 1 of 24 images cannot be read"):
         load(own, test=test, name="folder")
 
 

@@ -92,8 +92,9 @@ def unpack(archive: Path, member: str, *, report: Callable[[str], None] = print)
             tar.extractall(temporary, filter="data")  # refuses paths that lead out of the folder
             os.replace(Path(temporary, member), target)
     except (OSError, EOFError, tarfile.TarError) as error:
+        reason = str(error).split("\n")[0].rstrip(":- ")
         raise UserError(
-            f"{archive}: got {error}, expected a complete archive with {member}/ and a folder that "
-            f"can be written; fetch it again, or put {member}/ there by hand"
+            f"{archive}: got {reason}, expected a complete archive with {member}/, and a folder "
+            f"that can be written; fetch it again, or put {member}/ there by hand"
         ) from None
     return target

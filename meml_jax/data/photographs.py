@@ -2,12 +2,12 @@
 
 | set | forms | classes for training, validation, test |
 |---|---|---|
-| mini_imagenet | folder or zip per split; `images/`, csv lists; cached pickles | as given, 64/16/20 |
+| mini_imagenet | folders or zips; `images/`, csv lists; cached pickles | as given, 64/16/20 |
 | slimagenet64 | class folders, or a folder or zip per split | 800/200, the latter drawn by seed |
 | cub | official archive or folder, class folders or zips | by `data.*_fraction` and seed |
 
-Every image is brought to the size of the network as the head of `readers` says. A part of a set can
-be read; how much of it there is is counted and reported by `datasets.load`.
+Every image is brought to the size of the network as the head of `readers` says. A part of a set
+can be read; how much of it there is, `datasets.load` counts and reports.
 """
 
 from __future__ import annotations

@@ -177,7 +177,8 @@ def decode(data: bytes, *, image_size: int, channels: int) -> np.ndarray:
         with Image.open(io.BytesIO(data)) as image:
             # JPEGs far larger than needed are decoded at 1/2, 1/4 or 1/8: many times faster.
             image.draft(None, (2 * image_size, 2 * image_size))
-            return fit(ImageOps.exif_transpose(image), image_size=image_size, channels=channels)
+            ImageOps.exif_transpose(image, in_place=True)
+            return fit(image, image_size=image_size, channels=channels)
     except UnidentifiedImageError:
         raise ValueError(f"not an image: {_looks_like(data)}") from None
 

@@ -89,7 +89,10 @@ def decode_layout(
         rows = [i for i, file in enumerate(files) if file.id in classes]
         ids = [files[i].id for i in rows]
         names = [classes[id_] for id_ in ids]
-        tables[part] = table(images[rows], ids=ids, classes=names if any(names) else None)
+        # A view where they lie together, as parts do: a large set is not copied.
+        together = rows and rows[-1] - rows[0] == len(rows) - 1
+        own = images[rows[0] : rows[-1] + 1] if together else images[rows]
+        tables[part] = table(own, ids=ids, classes=names if any(names) else None)
     return tables
 
 

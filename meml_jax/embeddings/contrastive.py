@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,8 @@ def init_state(
 
 def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
     """Compute R = relu(f_theta(X)), float32 [N, D], of images [N, H, W, C] in [0, 1]."""
-    return nn.relu(FEN(config.channels).apply({"params": params["fen"]}, images))
+    p: Any = FEN(config.channels).apply({"params": params["fen"]}, images)
+    return nn.relu(p)
 
 
 def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, Metrics]]:
@@ -96,7 +98,7 @@ def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, 
     views, tx = get_views(config.views), optimizer(config)
 
     def loss_fn(params: Params, pairs: Array) -> tuple[Array, Metrics]:
-        projected = Projection().apply(
+        projected: Any = Projection().apply(
             {"params": params["projection"]}, features(params, pairs, config)
         )
         first, second = jnp.split(projected, 2)

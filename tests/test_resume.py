@@ -1,0 +1,118 @@
+"""A run that was killed again and again equals one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = (
+    "--config=configs/quickstart.py:smoke",
+    "--config.data.num_classes=40",
+    "--config.clustering.num_clusters=20",
+    "--config.network.channels=4",
+    "--config.network.hidden=16",
+    "--config.tasks.num_buckets=2",
+    "--config.train.steps=60",
+    "--config.train.steps_per_call=3",
+    "--config.train.log_every=7",
+    "--config.train.checkpoint_every=5",
+    "--config.train.validate_every=11",
+    "--config.test.num_classes=(4,6)",
+    "--config.test.heads=('sgd','sgd_reservoir')",
+    "--config.test.reservoir_size=8",
+    "--config.test.reservoir_batch=2",
+)
+
+
+def _start(workdir: Path) -> subprocess.Popen:
+    command = [sys.executable, "experiments/run.py", *SETTINGS, f"--workdir={workdir}"]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def _finish(workdir: Path) -> str:
+    process = _start(workdir)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return output
+
+
+def _kill_once(workdir: Path, ready) -> None:
+    """Start the run and kill -9 it as soon as `ready()` holds; fail if it ends before."""
+    process = _start(workdir)
+    deadline = time.monotonic() + 300
+    while not ready():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def _without_times(node):
+    timed = ("seconds", "compile_seconds", "steps_per_second", "peak_bytes")
+    if isinstance(node, dict):
+        return {k: _without_times(v) for k, v in node.items() if k not in timed}
+    return [_without_times(v) for v in node] if isinstance(node, list) else node
+
+
+def _arrays(workdir: Path) -> dict[str, np.ndarray]:
+    import jax
+
+    from meml_jax import checkpoints, stages, training  # noqa: F401
+    from meml_jax.config import from_dict
+    from meml_jax.data import datasets
+
+    config = from_dict(json.loads((workdir / "config.json").read_text()))
+    dataset = datasets.load(config.data, report=lambda line: None)
+    z = stages.embed(config, dataset, workdir, lambda line: None)
+    clusters = stages.cluster(config, dataset, z, workdir, lambda line: None)
+    model = stages.make_model(config, dataset, clusters)
+    template = jax.eval_shape(lambda: stages._fresh_state(config, model))
+    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
+        state, _ = checkpoints.restore(manager, template)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.mark.slow
+def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    _finish(whole)
+
+    def trained(step: int) -> bool:
+        folder = killed / "checkpoints"
+        steps = (
+            [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+        )
+        return max(steps, default=0) >= step
+
+    _kill_once(killed, lambda: trained(20))
+    assert not trained(60)
+    _kill_once(killed, lambda: (killed / "points.json").exists())
+    assert not (killed / "results.json").exists()
+    output = _finish(killed)
+    assert "reuses 60 steps" in output and "finished points" in output
+
+    ours, theirs = _arrays(killed), _arrays(whole)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    results = [json.loads((w / "results.json").read_text()) for w in (killed, whole)]
+    assert _without_times(results[0]) == _without_times(results[1])
+    records = []
+    for workdir in (killed, whole):
+        lines = (workdir / "metrics.jsonl").read_text().splitlines()
+        records.append([{k: v for k, v in json.loads(x).items() if k != "time"} for x in lines])
+    assert records[0] == records[1]

@@ -1,0 +1,282 @@
+"""The training loop: a state is a function of settings and step, whatever stops lie between."""
+
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import programs
+import pytest
+
+from meml_jax import checkpoints, training
+from meml_jax.config import TrainConfig
+from meml_jax.types import TrainState, UserError
+
+# No interval divides another one, nor the number of steps.
+CONFIG = TrainConfig(steps=23, steps_per_call=4, log_every=5, checkpoint_every=7, validate_every=9)
+SAVED = (7, 9, 14, 18, 21, 23)  # multiples of 7 and 9, and the end
+TX = optax.adam(0.1)
+
+
+def fresh_state():
+    params = {"fen": jnp.arange(3.0), "cln": jnp.ones((2, 2))}
+    return TrainState(jnp.zeros((), jnp.int32), params, TX.init(params))
+
+
+def train_call(state, num_steps, seed, bad_step, spread):
+    """A random walk by Adam; the loss of step `bad_step` is NaN."""
+
+    def body(i, carry):
+        state, history = carry
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        grads = jax.tree.map(lambda x: jax.random.normal(key, x.shape), state.params)
+        updates, opt_state = TX.update(grads, state.opt_state)
+        params = optax.apply_updates(state.params, updates)
+        loss = jnp.where(state.step + 1 == bad_step, jnp.nan, jnp.sum(params["fen"] ** 2))
+        row = {"loss": loss, "active": params["fen"][0], "logit_spread": spread}
+        history = jax.tree.map(lambda h, x: h.at[i].set(x), history, row)
+        return TrainState(state.step + 1, params, opt_state), history
+
+    history = {name: jnp.zeros(4) for name in ("loss", "active", "logit_spread")}
+    return jax.lax.fori_loop(0, num_steps, body, (state, history))
+
+
+def validate(state):
+    """Highest at step 9, which must survive as the best one."""
+    return 1.0 if int(state.step) == 9 else float(jax.nn.sigmoid(state.params["fen"][1])) / 2
+
+
+def train(workdir, *, config=CONFIG, stop=None, bad_step=-1, spread=1.0, lines=None, **fields):
+    """Train; `stop` is called with the first step of each compiled call."""
+    config = TrainConfig(**(vars(config) | fields))
+    data = (jnp.int32(0), jnp.int32(bad_step), jnp.float32(spread))
+
+    def data_of(step):
+        if stop is not None:
+            stop(step)
+        return data
+
+    return training.train(
+        train_call,
+        fresh_state,
+        data_of,
+        config,
+        workdir=workdir,
+        fingerprint="settings",
+        validate=validate,
+        report=(lambda line: None) if lines is None else lines.append,
+    )
+
+
+def stored(workdir, which="last"):
+    """(state, meta without clocks, step of the best checkpoint, records)."""
+    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
+        state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state), which)
+        best = checkpoints.best_step(manager)
+    return state, programs.without_clocks(meta), best, programs.records(workdir)
+
+
+def assert_same_run(workdir, other):
+    state, *rest = stored(workdir)
+    expected, *others = stored(other)
+    jax.tree.map(np.testing.assert_array_equal, state, expected)
+    assert rest == others
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run without a stop."""
+    workdir = tmp_path_factory.mktemp("whole")
+    summary = train(workdir)
+    assert summary["steps"] == 23 and summary["steps_per_second"] == 23 / summary["seconds"]
+    assert summary["compile_seconds"] > 0 and summary["peak_bytes"] > 0
+    return workdir
+
+
+def test_what_a_run_stores(whole):
+    state, meta, best, records = stored(whole)
+    assert int(state.step) == 23 and best == 9 and meta["pending"] == {}
+    logged = [r["step"] for r in records if "train/loss" in r]
+    assert logged == [5, 10, 15, 20, 23]
+    assert [r["step"] for r in records if "validation/accuracy" in r] == [9, 18, 23]
+    # A record is the mean over the steps since the one before.
+    losses, fresh = [], fresh_state()
+    call = jax.jit(train_call)
+    for _ in range(5):
+        fresh, history = call(fresh, jnp.int32(1), jnp.int32(0), jnp.int32(-1), jnp.float32(1))
+        losses.append(float(history["loss"][0]))
+    assert records[0]["train/loss"] == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
+def test_the_steps_of_a_call_do_not_count(tmp_path, whole, steps_per_call):
+    train(tmp_path, steps_per_call=steps_per_call)
+    assert_same_run(tmp_path, whole)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("stops", [(5,), (0, 7), (4, 9, 14, 20)])
+def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, whole, signum, stops):
+    before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+    for at in stops:
+        shown = []
+
+        def stop(step, at=at, shown=shown):
+            if shown and step >= at:  # the first time is to compile, before signals are collected
+                os.kill(os.getpid(), signum)
+            shown.append(step)
+
+        with pytest.raises(training.Interrupted, match=r"saved at step \d+ of 23") as info:
+            train(tmp_path, stop=stop)
+        assert info.value.signum == signum
+        assert at < int(stored(tmp_path)[0].step) <= at + 4
+    lines = []
+    train(tmp_path, lines=lines)
+    assert any("goes on from step" in line for line in lines)
+    assert_same_run(tmp_path, whole)
+    assert before == [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("at", [4, 10, 15, 20])
+def test_a_crash_loses_the_steps_since_the_last_checkpoint_only(tmp_path, whole, at):
+    def stop(step):
+        if step == at:
+            raise MemoryError("crash")
+
+    with pytest.raises(MemoryError, match="crash"):
+        train(tmp_path, stop=stop)
+    lines, first = [], []
+    train(tmp_path, lines=lines, stop=first.append)
+    last = max((s for s in SAVED if s <= at), default=0)
+    assert first[0] == last
+    assert (f"train: goes on from step {last}" in lines) == (last > 0)
+    assert_same_run(tmp_path, whole)
+
+
+def test_a_finished_training_is_reused_as_it_is(tmp_path):
+    summary = train(tmp_path, steps=5)
+    before = programs.times(tmp_path)
+    lines = []
+    assert train(tmp_path, steps=5, lines=lines) == summary
+    assert lines == [f"train: reuses 5 steps of {tmp_path / 'checkpoints'}"]
+    assert programs.times(tmp_path) == before
+
+
+def test_more_steps_go_on(tmp_path, whole):
+    train(tmp_path, steps=11)
+    train(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, stored(tmp_path)[0], stored(whole)[0])
+    extra = [r for r in programs.records(tmp_path) if r["step"] == 11]
+    assert len(extra) == 2  # the end of the first training was logged and validated
+
+
+def test_fewer_steps_than_trained_are_refused(tmp_path):
+    train(tmp_path, steps=11)
+    before = programs.snapshot(tmp_path)
+    with pytest.raises(UserError, match="train.steps=4, .* trained for 11 steps; use"):
+        train(tmp_path, steps=4)
+    assert programs.snapshot(tmp_path) == before
+
+
+def test_checkpoints_of_other_settings_are_refused(tmp_path):
+    train(tmp_path, steps=3)
+    with pytest.raises(UserError, match="checkpoints belongs to other settings"):
+        training.train(
+            train_call,
+            fresh_state,
+            (),
+            CONFIG,
+            workdir=tmp_path,
+            fingerprint="others",
+            validate=None,
+            report=print,
+        )
+
+
+@pytest.mark.parametrize(
+    "field", ["steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"]
+)
+def test_intervals_are_at_least_one(tmp_path, field):
+    with pytest.raises(UserError, match=f"train.{field}=0, expected at least 1"):
+        train(tmp_path, **{field: 0})
+
+
+@pytest.mark.parametrize("bad_step", [1, 7, 12, 23])
+def test_a_loss_that_is_not_finite_stops(tmp_path, bad_step):
+    for _ in range(2):  # the same command meets it again, the checkpoint before is left
+        with pytest.raises(UserError, match=f"loss is nan at step {bad_step}; lower outer.lr or"):
+            train(tmp_path, bad_step=bad_step)
+        latest = max((s for s in SAVED if s < bad_step), default=None)
+        with checkpoints.open_checkpoints(tmp_path / "checkpoints") as manager:
+            assert checkpoints.latest_step(manager) == latest
+
+
+def test_a_dead_representation_stops(tmp_path):
+    with pytest.raises(UserError, match="dead at step 5: for 5 steps the logits .*outer.lr"):
+        train(tmp_path, spread=1e-9)
+    assert programs.records(tmp_path) == []
+
+
+def test_without_validation_nothing_is_best(tmp_path):
+    data = (jnp.int32(0), jnp.int32(-1), jnp.float32(1))
+    training.train(
+        train_call,
+        fresh_state,
+        data,
+        CONFIG,
+        workdir=tmp_path,
+        fingerprint="settings",
+        validate=None,
+        report=lambda line: None,
+    )
+    _, _, best, records = stored(tmp_path)
+    assert best is None and not any("validation/accuracy" in r for r in records)
+    with pytest.raises(UserError, match="none is the best; set test.checkpoint=last"):
+        stored(tmp_path, "best")
+
+
+# The program.
+
+LONG = {
+    "train__steps": 61,
+    "train__steps_per_call": 3,
+    "train__log_every": 5,
+    "train__checkpoint_every": 7,
+    "train__validate_every": 13,
+}
+
+
+@pytest.mark.slow
+def test_signals_to_the_program(tmp_path):
+    """SIGTERM, SIGINT and the same command: parameters and records as without a stop."""
+    whole = programs.finished("long", **LONG, **{"test__num_classes": "(2,)"})
+    workdir = tmp_path / "run"
+
+    def last_step():
+        return max((r["step"] for r in programs.records(workdir)), default=0)
+
+    for signum, step in ((signal.SIGTERM, 10), (signal.SIGINT, 25)):
+        process = programs.start(workdir, "--stage=train", **LONG)
+        programs.wait(lambda step=step: last_step() >= step, process)
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=600)
+        assert process.returncode == 128 + signum, out + err
+        line = out.splitlines()[-1]
+        assert line.startswith("stopped and saved at step ") and line.endswith(
+            " of 61; the same command goes on"
+        )
+        assert "Traceback" not in err
+    lines = programs.succeed(workdir, "--stage=train", **LONG)
+    assert any(line.startswith("train: goes on from step ") for line in lines)
+    assert programs.records(workdir) == programs.records(whole)
+    states = []
+    for folder in (workdir, whole):
+        import orbax.checkpoint as ocp
+
+        with checkpoints.open_checkpoints(folder / "checkpoints", read_only=True) as manager:
+            assert checkpoints.latest_step(manager) == 61
+            items = ocp.args.Composite(state=ocp.args.StandardRestore())
+            states.append(manager.restore(61, args=items).state)
+    jax.tree.map(np.testing.assert_array_equal, *states)
