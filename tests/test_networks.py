@@ -24,7 +24,7 @@ def build(learner="meml", image_shape=(28, 28, 1), **config):
 
 @pytest.mark.parametrize(
     "image_shape, features, last",
-    [((27, 27, 1), 4, 1), ((28, 28, 1), 4, 1), ((84, 84, 3), 36, 3), ((64, 64, 3), 4, 3)],
+    [((27, 27, 1), 4, 1), ((28, 28, 1), 4, 1), ((84, 84, 3), 36, 3), ((64, 64, 3), 16, 3)],
 )
 def test_sizes(image_shape, features, last):
     net = build(image_shape=image_shape)
