@@ -164,6 +164,8 @@ def train(
                     raise Interrupted(
                         received[0], f"stopped and saved at {where}; the same command goes on"
                     )
+            if received:  # it came after the last look: later stages must not start
+                raise Interrupted(received[0], "stopped and saved; the same command goes on")
         _, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
     return _summary(step, meta)
 

@@ -1,0 +1,218 @@
+"""Meta-steps: padding, traces, chunks of steps, what stays on the device."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from meml_jax import losses, meta_train, tasks
+from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
+from meml_jax.learners import LEARNERS
+from meml_jax.networks import make_network, reset_class_rows
+from meml_jax.types import Batch, Task, UserError
+
+SIZES = np.arange(2, 65)  # one cluster of each size
+
+
+def assert_close(a, b):
+    """Equal to 1e-6; the attention's output bias has no gradient but rounding noise (softmax)."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), a, b)
+
+
+def grad(name, net, params, batch, **outer):
+    return jax.jit(
+        lambda params, batch: meta_train.meta_grad(
+            params,
+            batch,
+            network=net,
+            learner=LEARNERS[name],
+            inner=InnerConfig(lr=0.3),
+            outer=OuterConfig(**outer),
+        )
+    )(params, batch)
+
+
+def problem(
+    sizes=SIZES, *, num_buckets=3, steps_per_call=10, meta_batch=1, lr=1e-3, width=4, counter=None
+):
+    """A call over random 27x27 images, a fresh state and the data that the call takes."""
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    table, kept = tasks.table_from_labels(labels, min_size=2)
+    spec = tasks.make_spec(TasksConfig(), table, kept)
+    bounds = tasks.bucket_bounds(table, spec, num_buckets=num_buckets)
+    learner = LEARNERS["meml"]
+    network = make_network(
+        NetworkConfig(channels=width, hidden=4 * width, cln_relu=False),
+        learner,
+        image_shape=(27, 27, 1),
+        num_classes=len(kept),
+    )
+    outer = OuterConfig(lr=lr, meta_batch=meta_batch)
+    if counter is not None:
+        encode = network.encode
+
+        def counted(params, images):
+            counter.append(images.shape[0])  # runs while tracing only
+            return encode(params, images)
+
+        network = network._replace(encode=counted)
+    call = meta_train.make_train_call(
+        network=network,
+        learner=learner,
+        inner=InnerConfig(),
+        outer=outer,
+        spec=spec,
+        bounds=bounds,
+        steps_per_call=steps_per_call,
+    )
+    init = jax.jit(
+        lambda key: meta_train.init_state(key, network, meta_train.outer_optimizer(outer))
+    )
+    # Each class is a pattern with noise, so that there is something to learn.
+    rng = np.random.default_rng(0)
+    patterns = rng.integers(0, 2, (len(sizes), 3, 3, 1)).repeat(9, axis=1).repeat(9, axis=2) * 200
+    images = (patterns[labels] + rng.integers(0, 50, (len(labels), 27, 27, 1))).astype(np.uint8)
+    data = jax.tree.map(jnp.asarray, (images, table, np.ones(len(kept), np.float32)))
+    return call, init(jax.random.key(0)), (*data, jax.random.key(1)), bounds
+
+
+@pytest.mark.parametrize("name", sorted(LEARNERS))
+def test_padded_equals_unpadded(name):
+    net = tiny.network(name)
+    params = tiny.parameters(net)
+    batch = tiny.tasks()
+
+    def pad(rows: Batch, count: int) -> Batch:
+        width = ((0, 0), (0, count))
+        images = jnp.pad(rows.inputs, (*width, (0, 0), (0, 0), (0, 0)), constant_values=0.7)
+        return Batch(images, jnp.pad(rows.label, width), jnp.pad(rows.mask, width))
+
+    padded = Task(pad(batch.support, 3), pad(batch.query, 2), batch.weight)
+    plain, with_padding = (grad(name, net, params, b) for b in (batch, padded))
+    assert_close(plain, with_padding)
+
+
+def test_a_meta_batch_is_the_mean_of_its_tasks():
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    batch = tiny.tasks(batch=3)
+    whole, _ = grad("meml", net, params, batch)
+    parts = [
+        grad("meml", net, params, jax.tree.map(lambda x, i=i: x[i : i + 1], batch))[0]
+        for i in range(3)
+    ]
+    assert_close(whole, jax.tree.map(lambda *x: sum(x) / 3, *parts))
+
+
+def test_gamma_weights_the_meta_loss_or_the_inner_losses():
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    batch = tiny.tasks()
+    plain = Task(batch.support, batch.query, jnp.ones(1))
+    double = Task(batch.support, batch.query, jnp.full(1, 2.0))
+    one, _ = grad("meml", net, params, plain)
+    two, _ = grad("meml", net, params, double)
+    assert_close(two, jax.tree.map(lambda g: 2 * g, one))
+    inner, _ = grad("meml", net, params, double, weight_on="inner")
+    assert not np.allclose(inner["cln"]["hidden"]["kernel"], one["cln"]["hidden"]["kernel"])
+
+
+def test_one_trace_a_bucket_whatever_the_sizes():
+    counter = []
+    call, state, data, bounds = problem(counter=counter)
+    call = jax.jit(call)
+    state, _ = call(state, jnp.int32(10), *data)
+    traced = len(counter)
+    for num_steps in (10, 3, 1):
+        state, _ = call(state, jnp.int32(num_steps), *data)
+    assert len(counter) == traced
+    assert sorted(set(counter)) == [bound + 10 for bound in bounds]
+    assert call._cache_size() == 1
+
+
+def test_chunks_of_steps_do_not_matter():
+    call, fresh, data, _ = problem()
+    call = jax.jit(call)
+    ends = []
+    for chunks in ((10,), (7, 3), (1,) * 10):
+        state = fresh
+        for num_steps in chunks:
+            state, _ = call(state, jnp.int32(num_steps), *data)
+        assert int(state.step) == 10
+        ends.append(state)
+    tiny.assert_same(ends[0], ends[1])
+    tiny.assert_same(ends[0], ends[2])
+
+
+def test_nothing_leaves_the_device_and_nothing_is_float64():
+    call, state, data, _ = problem(meta_batch=2)
+    num_steps = jnp.int32(2)
+    compiled = jax.jit(call).lower(state, num_steps, *data).compile()
+    with jax.transfer_guard("disallow"):
+        state, history = compiled(state, num_steps, *data)
+    dtypes = {x.dtype for x in jax.tree.leaves((state, history))}
+    assert dtypes == {jnp.dtype("float32"), jnp.dtype("int32")}
+    assert "f64" not in compiled.as_text()
+
+
+def test_the_loss_falls():
+    # Many clusters: a row is drawn anew in every step, which few classes do not recover from.
+    sizes = np.full(100, 9)
+    call, state, data, _ = problem(sizes, num_buckets=1, steps_per_call=1000, lr=2e-3, width=16)
+    _, history = jax.jit(call)(state, jnp.int32(1000), *data)
+    loss, accuracy = (np.asarray(history[name]) for name in ("loss", "accuracy"))
+    assert loss[-200:].mean() < 0.85 * np.log(100) < loss[:10].mean()
+    assert accuracy[-200:].mean() > 0.15
+
+
+@pytest.mark.parametrize("reset_bias", [False, True])
+def test_reset_touches_the_rows_of_the_classes_only(reset_bias):
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    classes = jnp.array([1, 3, 1])
+    new = reset_class_rows(jax.random.key(0), params, classes, reset_bias=reset_bias)
+    other = np.array([0, 2, 4])
+    before, after = params["cln"]["output"], new["cln"]["output"]
+    np.testing.assert_array_equal(after["kernel"][:, other], before["kernel"][:, other])
+    assert not np.any(np.asarray(after["kernel"] == before["kernel"])[:, [1, 3]])
+    np.testing.assert_array_equal(after["bias"][other], before["bias"][other])
+    expected = np.zeros(2) if reset_bias else before["bias"][np.array([1, 3])]
+    np.testing.assert_array_equal(after["bias"][np.array([1, 3])], expected)
+    tiny.assert_same(
+        {**new, "cln": new["cln"]["hidden"]}, {**params, "cln": params["cln"]["hidden"]}
+    )
+
+
+def test_reset_has_the_scale_of_the_initialisation():
+    net = tiny.network("meml", hidden=400)
+    new = reset_class_rows(
+        jax.random.key(0), tiny.parameters(net), jnp.arange(tiny.CLASSES), reset_bias=True
+    )
+    std = float(jnp.std(new["cln"]["output"]["kernel"]))
+    assert abs(std / np.sqrt(2 / 400) - 1) < 0.06
+
+
+@pytest.mark.parametrize("field, value", [("weight_on", "both"), ("meta_batch", 0)])
+def test_outer_settings_are_checked(field, value):
+    with pytest.raises(UserError, match=f"outer.{field}"):
+        meta_train.make_train_call(
+            network=None, learner=None, inner=None, outer=OuterConfig(**{field: value}),
+            spec=None, bounds=np.array([2]), steps_per_call=1,
+        )  # fmt: skip
+
+
+def test_dead_and_gamma_metrics_are_by_hand():
+    net = tiny.network("meml_mean")
+    params = tiny.parameters(net)
+    dead = params | {"cln": jax.tree.map(jnp.zeros_like, params["cln"])}
+    batch = tiny.tasks()
+    _, metrics = meta_train.meta_loss(
+        dead, batch, network=net, learner=LEARNERS["meml_mean"], inner=InnerConfig(lr=0.0),
+        outer=OuterConfig(),
+    )  # fmt: skip
+    assert float(metrics["logit_spread"]) == 0.0
+    np.testing.assert_allclose(metrics["loss"], np.log(tiny.CLASSES), rtol=1e-6)
+    assert float(losses.gamma(jnp.array([2, 5, 11]))[0]) == 1.0

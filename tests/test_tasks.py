@@ -1,0 +1,171 @@
+"""Tasks: what is split how, what is drawn how often, what padding may not change."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from meml_jax import tasks
+from meml_jax.config import TasksConfig
+from meml_jax.types import UserError
+
+PARTITION = (1, 2, 3, 9, 10, 500)
+
+
+def labels_of(sizes) -> np.ndarray:
+    """Label c for sizes[c] images, in mixed order; every other label is left out."""
+    labels = np.repeat(2 * np.arange(len(sizes)), sizes)
+    return np.random.default_rng(0).permutation(labels)
+
+
+def make(sizes, **settings):
+    """(table on the device, kept labels, spec, largest number of images used)."""
+    config = TasksConfig(**settings)
+    table, kept = tasks.table_from_labels(labels_of(sizes), min_size=config.min_size)
+    spec = tasks.make_spec(config, table, kept)
+    bound = int(tasks.bucket_bounds(table, spec, num_buckets=1)[-1])
+    return jax.tree.map(jnp.asarray, table), kept, spec, bound
+
+
+def draw(table, spec, bound, clusters, seed=0):
+    """One task for each of the clusters, leaves with a leading axis."""
+    clusters = jnp.asarray(clusters, jnp.int32)
+    keys = jax.random.split(jax.random.key(seed), len(clusters))
+    sample = functools.partial(tasks.sample_task, spec=spec, bound=bound)
+    weights = jnp.ones(len(clusters))
+    mapped = jax.jit(jax.vmap(sample, in_axes=(0, None, 0, 0)))
+    return jax.tree.map(np.asarray, mapped(keys, table, clusters, weights))
+
+
+def test_table_groups_positions_and_drops_small_clusters():
+    labels = labels_of(PARTITION)
+    table, kept = tasks.table_from_labels(labels, min_size=3)
+    np.testing.assert_array_equal(table.size, [3, 9, 10, 500])
+    np.testing.assert_array_equal(kept, [4, 6, 8, 10])
+    for c, label in enumerate(kept):
+        rows = table.index[table.start[c] : table.start[c] + table.size[c]]
+        np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(labels == label))
+
+
+@pytest.mark.parametrize("min_size", [1, 0, 11])
+def test_table_refuses(min_size):
+    with pytest.raises(UserError, match="tasks.min_size"):
+        tasks.table_from_labels(labels_of((9, 10, 11)), min_size=min_size)
+
+
+@pytest.mark.parametrize(
+    "usable, size, support, own",
+    [
+        (1.0, 2, 1, 1), (1.0, 3, 2, 1), (1.0, 20, 13, 7), (1.0, 200, 133, 67),
+        (0.75, 10, 4, 3), (0.75, 20, 10, 5), (0.75, 30, 14, 8),
+    ],
+)  # fmt: skip
+def test_counts(usable, size, support, own):
+    _, _, spec, _ = make((20, 20, 20), usable_fraction=usable)
+    assert tasks.task_counts(np.asarray(size), spec) == (support, own)
+    on_device = tasks.task_counts(jnp.asarray(size), spec)
+    assert tuple(map(int, on_device)) == (support, own)
+
+
+def test_odd_partition():
+    table, _, spec, bound = make(PARTITION)
+    clusters = np.arange(2000) % len(table.size)
+    drawn = draw(table, spec, bound, clusters)
+    owner = np.zeros(sum(PARTITION), int)
+    for c in range(len(table.size)):
+        owner[np.asarray(table.index[table.start[c] : table.start[c] + table.size[c]])] = c
+    queried = set()
+    random_rows = slice(-spec.num_random_query, None)
+    for i, cluster in enumerate(clusters):
+        support = drawn.support.inputs[i][drawn.support.mask[i]]
+        own = drawn.query.inputs[i][: -spec.num_random_query]
+        own = own[drawn.query.mask[i][: -spec.num_random_query]]
+        other = drawn.query.inputs[i][random_rows]
+        assert len(support) >= 1 and len(own) >= 1
+        assert len(support) + len(own) == table.size[cluster]  # all of it, each image once
+        assert len(set(support) | set(own)) == len(support) + len(own)
+        assert set(owner[support]) | set(owner[own]) == {cluster}
+        assert len(set(other)) == len(other)
+        np.testing.assert_array_equal(owner[other], drawn.query.label[i][random_rows])
+        assert cluster not in owner[other]
+        queried |= set(owner[other])
+    assert drawn.query.mask[:, random_rows].all()
+    assert queried == set(range(len(table.size)))
+
+
+def test_random_query_is_uniform_over_images_of_other_clusters():
+    table, _, spec, bound = make((5, 15, 30))
+    drawn = draw(table, spec, bound, np.ones(4000))
+    other = drawn.query.inputs[:, -spec.num_random_query :]
+    found = np.bincount(other.reshape(-1), minlength=50)
+    own = np.asarray(table.index[5:20])
+    assert found[own].sum() == 0
+    found = np.delete(found, own)
+    expected = found.sum() / 35
+    # 10 of 35 without replacement vary less than a multinomial count.
+    statistic = np.sum((found - expected) ** 2 / expected) / (1 - 10 / 35)
+    assert scipy.stats.chi2.sf(statistic, 34) > 1e-3
+
+
+def test_released_query_never_reaches_ids_above_the_number_kept():
+    sizes = (20, 3, 20, 20, 3, 20)  # labels 0, 2, ..., 10; kept are 0, 4, 6, 10
+    table, kept, spec, bound = make(sizes, min_size=10, query_from="all")
+    np.testing.assert_array_equal(kept, [0, 4, 6, 10])
+    drawn = draw(table, spec, bound, np.arange(400) % 4)
+    reached = set(drawn.query.label[:, -spec.num_random_query :].reshape(-1).tolist())
+    assert reached == {0}  # only label 0 is below 4, the number kept
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 3, 9])
+def test_bounds_waste_least(num_buckets):
+    sizes = (2, 2, 3, 5, 8, 8, 8, 13, 21)
+    table, _, spec, _ = make(sizes)
+    bounds = tasks.bucket_bounds(table, spec, num_buckets=num_buckets)
+    used = np.sort(sizes)
+
+    def waste(choice):
+        choice = np.asarray(sorted(choice))
+        return (choice[np.searchsorted(choice, used)] - used).sum()
+
+    distinct = sorted(set(sizes))
+    best = min(
+        waste((*chosen, 21))
+        for n in range(min(num_buckets, len(distinct)))
+        for chosen in itertools.combinations(distinct[:-1], n)
+    )
+    assert len(bounds) <= num_buckets and bounds[-1] == 21
+    assert waste(bounds) == best
+
+
+@pytest.mark.parametrize("size, cropped", [(2, 2), (7, 9), (20, 20), (20, 33)])
+def test_cropping_drops_padding_only(size, cropped):
+    table, _, spec, bound = make((size, 40, 40))
+    task = jax.tree.map(lambda x: x[0], draw(table, spec, bound, [0]))
+    small = tasks.crop_task(task, spec=spec, bound=bound, cropped=cropped)
+    for name in ("support", "query"):
+        whole, part = getattr(task, name), getattr(small, name)
+        np.testing.assert_array_equal(
+            np.asarray(part.inputs)[np.asarray(part.mask)], whole.inputs[whole.mask]
+        )
+        np.testing.assert_array_equal(
+            np.asarray(part.label)[np.asarray(part.mask)], whole.label[whole.mask]
+        )
+    assert len(small.support.mask) + len(small.query.mask) == cropped + spec.num_random_query
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("query_from", "elsewhere"), ("balance", "maybe"), ("support_fraction", 0.0),
+        ("usable_fraction", 1.5), ("max_size", 1), ("num_random_query", 1000),
+    ],
+)  # fmt: skip
+def test_settings_are_checked(field, value):
+    with pytest.raises(UserError, match=f"tasks.{field}"):
+        make((20, 20, 20), **{field: value})
