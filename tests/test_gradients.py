@@ -54,7 +54,8 @@ def make(learner, variant, dense, **sizes):
     net = tiny.network(learner, dense=dense, dtype=jnp.float64, **variant)
     image = tiny.IMAGE if dense else tiny.CONV_IMAGE
     tasks = tiny.tasks(3, image=image, dtype=np.float64, **sizes)
-    return net, tiny.parameters(net, 1, np.float64), tasks
+    # Seeds for which no role's gradient is small: a difference is rounded to about 1e-9.
+    return net, tiny.parameters(net, 0 if dense else 4, np.float64), tasks
 
 
 @pytest.mark.parametrize("learner, variant, dense", CASES)
@@ -64,6 +65,11 @@ def test_equals_central_differences(learner, variant, dense, x64):
     meta_grad = jax.jit(functools.partial(meta_train.meta_grad, **settings))
     grads, _ = meta_grad(params, tasks)
 
+    # Directions are made with numpy, where each new shape costs no compilation.
+    params, grads = jax.tree.map(np.asarray, (params, grads))
+    zero = jax.tree.map(np.zeros_like, params)
+    rng = np.random.default_rng(0)
+
     def loss(scale, direction):
         moved = jax.tree.map(lambda p, d: p + scale * d, params, direction)
         return float(meta_grad(moved, tasks)[1]["loss"])
@@ -71,24 +77,21 @@ def test_equals_central_differences(learner, variant, dense, x64):
     def slope(direction):
         return (loss(STEP, direction) - loss(-STEP, direction)) / (2 * STEP)
 
-    rng = np.random.default_rng(0)
-    zero = jax.tree.map(jnp.zeros_like, params)
     worst = 0.0
     for role, grad in grads.items():
-        norm = float(optax.tree.norm(grad))
-        assert norm > 1e-6, f"the meta-gradient of {role} vanishes"
-        for _ in range(3):
-            random = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), grad)
-            expected = float(optax.tree.vdot(grad, random))
-            worst = max(worst, abs(slope(zero | {role: random}) - expected) / norm)
         leaves, structure = jax.tree.flatten(grad)
+        norm = np.sqrt(sum(np.sum(leaf**2) for leaf in leaves))
+        assert norm > 1e-3, f"the meta-gradient of {role} is {norm:.1e}, too small to measure"
+        directions = [[rng.normal(size=leaf.shape) for leaf in leaves] for _ in range(3)]
         for i, leaf in enumerate(leaves):
             # The largest entry of each array, so that no array hides behind another.
-            at = np.unravel_index(np.argmax(np.abs(leaf)), leaf.shape)
-            unit = [jnp.zeros_like(x) for x in leaves]
-            unit[i] = unit[i].at[at].set(1.0)
-            found = slope(zero | {role: jax.tree.unflatten(structure, unit)})
-            worst = max(worst, abs(found - float(leaf[at])) / max(norm, abs(float(leaf[at]))))
+            unit = [np.zeros_like(x) for x in leaves]
+            unit[i].flat[np.argmax(np.abs(leaf))] = 1.0
+            directions.append(unit)
+        for direction in directions:
+            expected = sum(np.sum(g * d) for g, d in zip(leaves, direction, strict=True))
+            found = slope(zero | {role: jax.tree.unflatten(structure, direction)})
+            worst = max(worst, abs(found - expected) / norm)
     print(f"max relative error {worst:.1e}")
     assert worst < 1e-5
 

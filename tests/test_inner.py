@@ -97,24 +97,95 @@ def test_only_fast_roles_move_and_padding_changes_nothing(name):
     tiny.assert_close(run(name, padded, params, net)[0], adapted)
 
 
+def cln_gradients(cln, features, label):
+    """Loss of one row, its gradients by parameter and by the features, for a CLN without ReLU."""
+    hidden = features @ cln["hidden"]["kernel"] + cln["hidden"]["bias"]
+    logits = hidden @ cln["output"]["kernel"] + cln["output"]["bias"]
+    probability = np.exp(logits - logits.max())
+    probability /= probability.sum()
+    d_logits = probability - np.eye(len(logits))[label]
+    d_hidden = cln["output"]["kernel"] @ d_logits
+    grads = {
+        "hidden": {"kernel": np.outer(features, d_hidden), "bias": d_hidden},
+        "output": {"kernel": np.outer(hidden, d_logits), "bias": d_logits},
+    }
+    return -np.log(probability[label]), grads, cln["hidden"]["kernel"] @ d_hidden
+
+
+def descend(tree, grads):
+    return jax.tree.map(lambda x, g: x - LR * g, tree, grads)
+
+
+def as_numpy(tree):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
+
+
 def test_meml_by_hand():
-    net = tiny.network("meml")
+    """Equations (1) to (3) and their gradients in numpy."""
+    net = tiny.network("meml", cln_relu=False)
     params = tiny.parameters(net)
     support = support_of(net, params)
     adapted, info = run("meml", support, params, net)
 
-    def loss(fast):
-        merged = params | fast
-        r = jax.nn.relu(support.inputs)
-        alpha = jax.nn.softmax(net.score(merged, support.inputs))
-        logits = net.classify(merged, (alpha @ r)[None])[0]
-        return jax.nn.logsumexp(logits) - logits[support.label[0]]
+    cln, attention = as_numpy(params["cln"]), as_numpy(params["attention"])
+    r = np.maximum(as_numpy(support.inputs), 0)
+    hidden = np.tanh(r @ attention["hidden"]["kernel"] + attention["hidden"]["bias"])
+    scores = (hidden @ attention["output"]["kernel"] + attention["output"]["bias"])[:, 0]
+    alpha = np.exp(scores) / np.exp(scores).sum()
+    loss, cln_grads, d_example = cln_gradients(cln, alpha @ r, int(support.label[0]))
+    d_alpha = r @ d_example
+    d_scores = (alpha * (d_alpha - alpha @ d_alpha))[:, None]
+    d_inside = d_scores @ attention["output"]["kernel"].T * (1 - hidden**2)
+    attention_grads = {
+        "hidden": {"kernel": r.T @ d_inside, "bias": d_inside.sum(axis=0)},
+        "output": {"kernel": hidden.T @ d_scores, "bias": d_scores.sum(axis=0)},
+    }
+    np.testing.assert_allclose(info.loss, [loss], rtol=1e-5)
+    tiny.assert_close(as_numpy(adapted["cln"]), descend(cln, cln_grads), 1e-5)
+    tiny.assert_close(as_numpy(adapted["attention"]), descend(attention, attention_grads), 1e-5)
 
-    fast = {role: params[role] for role in ("cln", "attention")}
-    value, grads = jax.value_and_grad(loss)(fast)
-    expected = jax.tree.map(lambda x, g: x - LR * g, fast, grads)
-    tiny.assert_close({role: adapted[role] for role in fast}, expected)
-    np.testing.assert_allclose(info.loss, [value], rtol=1e-6)
+
+def test_oml_by_hand():
+    """One step an image, in order, in numpy."""
+    net = tiny.network("oml", cln_relu=False)
+    params = tiny.parameters(net)
+    support = support_of(net, params)
+    adapted, info = run("oml", support, params, net)
+    cln, losses = as_numpy(params["cln"]), []
+    for p, label in zip(np.asarray(support.inputs), np.asarray(support.label), strict=True):
+        loss, grads, _ = cln_gradients(cln, np.maximum(p, 0), label)
+        cln = descend(cln, grads)
+        losses.append(loss)
+    np.testing.assert_allclose(info.loss, losses, rtol=1e-5)
+    tiny.assert_close(as_numpy(adapted["cln"]), cln, 1e-5)
+
+
+def test_one_maml_step_by_hand():
+    learner = Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False)
+    net = tiny.network(learner)
+    params = tiny.parameters(net)
+    support = tiny.first(tiny.tasks()).support
+    adapted, _ = run(learner, support, params, net)
+
+    def loss(fast):
+        logits = net.classify(fast, jax.nn.relu(net.encode(fast, support.inputs)))
+        return -jnp.mean(jax.nn.log_softmax(logits)[:, support.label[0]])
+
+    tiny.assert_close(adapted, descend(params, jax.jit(jax.grad(loss))(params)))
+
+
+def test_weight_scales_the_inner_step():
+    """With plain gradient descent a weight of the loss is one of the learning rate."""
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    support = support_of(net, params)
+    settings = {"network": net, "learner": LEARNERS["meml"]}
+    weighted, info = adapt(params, support, tx=optax.sgd(LR), weight=0.25, **settings)
+    slower, plain = adapt(params, support, tx=optax.sgd(0.25 * LR), **settings)
+    tiny.assert_close(weighted, slower)
+    np.testing.assert_array_equal(info.loss, plain.loss)  # what is reported has no weight
+    still, _ = adapt(params, support, tx=optax.sgd(LR), weight=0.0, **settings)
+    tiny.assert_same(still, params)
 
 
 def test_meml_of_one_image_is_oml_single():

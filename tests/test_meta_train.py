@@ -5,13 +5,14 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
 from meml_jax import losses, meta_train, tasks
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
 from meml_jax.learners import LEARNERS
-from meml_jax.networks import make_network, reset_class_rows
+from meml_jax.networks import make_network
 from meml_jax.types import Batch, Task, UserError
 
 SIZES = np.arange(2, 65)  # one cluster of each size
@@ -22,17 +23,18 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7), a, b)
 
 
+_grad = jax.jit(meta_train.meta_grad, static_argnames=("network", "learner", "inner", "outer"))
+
+
 def grad(name, net, params, batch, **outer):
-    return jax.jit(
-        lambda params, batch: meta_train.meta_grad(
-            params,
-            batch,
-            network=net,
-            learner=LEARNERS[name],
-            inner=InnerConfig(lr=0.3),
-            outer=OuterConfig(**outer),
-        )
-    )(params, batch)
+    return _grad(
+        params,
+        batch,
+        network=net,
+        learner=LEARNERS[name],
+        inner=InnerConfig(lr=0.3),
+        outer=OuterConfig(**outer),
+    )
 
 
 def problem(
@@ -122,7 +124,7 @@ def test_gamma_weights_the_meta_loss_or_the_inner_losses():
 
 def test_one_trace_a_bucket_whatever_the_sizes():
     counter = []
-    call, state, data, bounds = problem(counter=counter)
+    call, state, data, bounds = problem(counter=counter, num_buckets=2)
     call = jax.jit(call)
     state, _ = call(state, jnp.int32(10), *data)
     traced = len(counter)
@@ -134,7 +136,7 @@ def test_one_trace_a_bucket_whatever_the_sizes():
 
 
 def test_chunks_of_steps_do_not_matter():
-    call, fresh, data, _ = problem()
+    call, fresh, data, _ = problem(num_buckets=2)
     call = jax.jit(call)
     ends = []
     for chunks in ((10,), (7, 3), (1,) * 10):
@@ -148,7 +150,7 @@ def test_chunks_of_steps_do_not_matter():
 
 
 def test_nothing_leaves_the_device_and_nothing_is_float64():
-    call, state, data, _ = problem(meta_batch=2)
+    call, state, data, _ = problem(meta_batch=2, num_buckets=1)
     num_steps = jnp.int32(2)
     compiled = jax.jit(call).lower(state, num_steps, *data).compile()
     with jax.transfer_guard("disallow"):
@@ -168,31 +170,27 @@ def test_the_loss_falls():
     assert accuracy[-200:].mean() > 0.15
 
 
-@pytest.mark.parametrize("reset_bias", [False, True])
-def test_reset_touches_the_rows_of_the_classes_only(reset_bias):
-    net = tiny.network("meml")
-    params = tiny.parameters(net)
-    classes = jnp.array([1, 3, 1])
-    new = reset_class_rows(jax.random.key(0), params, classes, reset_bias=reset_bias)
-    other = np.array([0, 2, 4])
-    before, after = params["cln"]["output"], new["cln"]["output"]
-    np.testing.assert_array_equal(after["kernel"][:, other], before["kernel"][:, other])
-    assert not np.any(np.asarray(after["kernel"] == before["kernel"])[:, [1, 3]])
-    np.testing.assert_array_equal(after["bias"][other], before["bias"][other])
-    expected = np.zeros(2) if reset_bias else before["bias"][np.array([1, 3])]
-    np.testing.assert_array_equal(after["bias"][np.array([1, 3])], expected)
-    tiny.assert_same(
-        {**new, "cln": new["cln"]["hidden"]}, {**params, "cln": params["cln"]["hidden"]}
-    )
+def test_first_step_has_not_changed():
+    """Numbers of one step from a fixed key.
 
-
-def test_reset_has_the_scale_of_the_initialisation():
-    net = tiny.network("meml", hidden=400)
-    new = reset_class_rows(
-        jax.random.key(0), tiny.parameters(net), jnp.arange(tiny.CLASSES), reset_bias=True
-    )
-    std = float(jnp.std(new["cln"]["output"]["kernel"]))
-    assert abs(std / np.sqrt(2 / 400) - 1) < 0.06
+    Where they change on purpose (another initialisation, order of random keys, or formula), put the
+    printed ones here and say in CHANGELOG.md that runs of the same seed differ from older ones.
+    """
+    golden = {
+        "loss": 1.94506,
+        "accuracy": 3 / 13,
+        "inner_loss": 0.804276,
+        "active": 1.0,
+        "logit_spread": 0.983734,
+        "change": 1.640858,  # l2 norm, mostly of the row that is drawn anew
+    }
+    call, state, data, _ = problem((6, 8, 9, 12), num_buckets=1, steps_per_call=1, width=8)
+    new, history = jax.jit(call)(state, jnp.int32(1), *data)
+    found = {name: float(history[name][0]) for name in meta_train.METRICS}
+    change = jax.tree.map(jnp.subtract, new.params, state.params)
+    found["change"] = float(optax.tree.norm(change))
+    print(found)
+    assert found == pytest.approx(golden, rel=1e-3)
 
 
 @pytest.mark.parametrize("field, value", [("weight_on", "both"), ("meta_batch", 0)])

@@ -10,7 +10,7 @@ import tiny
 from jax import lax
 
 from meml_jax.config import NetworkConfig
-from meml_jax.learners import LEARNERS, get_learner
+from meml_jax.learners import LEARNERS
 from meml_jax.networks import STRIDES, make_network, reset_class_rows
 from meml_jax.types import UserError
 
@@ -129,8 +129,6 @@ def test_errors():
         build(image_shape=(26, 28, 1))
     with pytest.raises(UserError, match="attention_feature='rleu'.*preactivation.*relu"):
         build(attention_feature="rleu")
-    with pytest.raises(UserError, match="did you mean 'meml_mean'"):
-        get_learner("meml_maen")
 
 
 @pytest.mark.parametrize("reset_bias", [True, False])

@@ -33,14 +33,17 @@ def make(sizes, **settings):
     return jax.tree.map(jnp.asarray, table), kept, spec, bound
 
 
+@functools.partial(jax.jit, static_argnames=("spec", "bound"))
+def _draw(keys, table, clusters, *, spec, bound):
+    sample = functools.partial(tasks.sample_task, spec=spec, bound=bound)
+    return jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, jnp.ones(len(clusters)))
+
+
 def draw(table, spec, bound, clusters, seed=0):
     """One task for each of the clusters, leaves with a leading axis."""
-    clusters = jnp.asarray(clusters, jnp.int32)
     keys = jax.random.split(jax.random.key(seed), len(clusters))
-    sample = functools.partial(tasks.sample_task, spec=spec, bound=bound)
-    weights = jnp.ones(len(clusters))
-    mapped = jax.jit(jax.vmap(sample, in_axes=(0, None, 0, 0)))
-    return jax.tree.map(np.asarray, mapped(keys, table, clusters, weights))
+    clusters = jnp.asarray(clusters, jnp.int32)
+    return jax.tree.map(np.asarray, _draw(keys, table, clusters, spec=spec, bound=bound))
 
 
 def test_table_groups_positions_and_drops_small_clusters():
@@ -120,6 +123,51 @@ def test_released_query_never_reaches_ids_above_the_number_kept():
     drawn = draw(table, spec, bound, np.arange(400) % 4)
     reached = set(drawn.query.label[:, -spec.num_random_query :].reshape(-1).tolist())
     assert reached == {0}  # only label 0 is below 4, the number kept
+
+
+def own_images(drawn, spec):
+    """Images of the own cluster, over all draws: support, then query."""
+    own = slice(None, -spec.num_random_query)
+    query = drawn.query.inputs[:, own][drawn.query.mask[:, own]]
+    return np.concatenate([drawn.support.inputs[drawn.support.mask], query])
+
+
+def test_only_the_usable_share_of_a_cluster_is_used():
+    table, _, spec, bound = make((20, 20, 20), usable_fraction=0.75, query_from="all")
+    drawn = draw(table, spec, bound, np.ones(200))
+    assert set(own_images(drawn, spec)) == set(np.asarray(table.index[20:35]))
+
+
+def test_a_task_of_few_images_may_use_any_of_the_cluster():
+    table, _, spec, bound = make((40, 5, 20), max_size=6)
+    assert bound == 6
+    drawn = draw(table, spec, bound, np.zeros(300))
+    assert drawn.support.mask.sum(axis=1).tolist() == [4] * 300
+    assert set(own_images(drawn, spec)) == set(np.asarray(table.index[:40]))
+
+
+def test_used_images_in_proportion_to_the_size():
+    sizes = (2, 5, 20, 80, 300)
+    _, _, spec, _ = make(sizes, min_used=4, max_size=20)
+    used = sum(tasks.task_counts(np.array(sizes), spec))
+    # 12, the middle of 4 and 20, for a cluster of mean size, 81.4.
+    np.testing.assert_array_equal(used, [2, 4, 4, 11, 20])
+
+
+def test_clusters_are_drawn_alike_whatever_their_size():
+    table, _, _, _ = make(PARTITION)
+    drawn = tasks.sample_clusters(jax.random.key(0), table, 5000)
+    counts = np.bincount(np.asarray(drawn), minlength=len(table.size))
+    assert len(counts) == len(table.size)
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_a_task_is_a_function_of_its_key_and_keys_differ():
+    table, _, spec, bound = make((30, 30, 30))
+    first, again, other = (draw(table, spec, bound, np.zeros(50), seed) for seed in (0, 0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    supports = {tuple(rows) for d in (first, other) for rows in d.support.inputs}
+    assert len(supports) == 100
 
 
 @pytest.mark.parametrize("num_buckets", [1, 2, 3, 9])

@@ -44,10 +44,17 @@ def network(learner, *, dense=True, channels=4, hidden=6, dtype=jnp.float32, **c
 
 
 def parameters(net, seed=0, dtype=np.float32):
-    """Initial parameters with biases that are not 0, so that a wrong bias shows."""
+    """Parameters of the initial scale, drawn without compiling anything.
+
+    Biases are not 0, as they would be at the start, so that a wrong bias shows.
+    """
     rng = np.random.default_rng(seed)
-    params = jax.jit(net.init)(jax.random.key(seed))
-    return jax.tree.map(lambda x: x + jnp.asarray(0.1 * rng.normal(size=x.shape), dtype), params)
+
+    def draw(shape):
+        scale = np.sqrt(2 / np.prod(shape[:-1])) if len(shape) > 1 else 0.1
+        return jnp.asarray(scale * rng.normal(size=shape), dtype)
+
+    return jax.tree.map(lambda x: draw(x.shape), jax.eval_shape(net.init, jax.random.key(0)))
 
 
 def tasks(seed=0, *, batch=1, support=4, query=6, image=IMAGE, dtype=np.float32):
