@@ -18,17 +18,19 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-# Before JAX starts: a data library that brings TensorFlow must not take the accelerator's memory.
+# Should a library bring TensorFlow along: it must not take all of the accelerator's memory.
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 
 from meml_jax import choices, meta_test, stages
 from meml_jax.config import Config, check_field, from_dict
-from meml_jax.data import datasets
-from meml_jax.environment import device_name
+from meml_jax.data import cache, datasets
+from meml_jax.environment import device_name, keep_compiled
 from meml_jax.learners import get_learner
 from meml_jax.metrics import Progress
+from meml_jax.model import make_model
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 from meml_jax.workdir import open_workdir, record_config
@@ -79,11 +81,12 @@ def _reason(error: BaseException | None) -> str:
 
 
 def start_jax(config: Config) -> None:
-    """Set the precision, name the device, and warn where a GPU lies idle."""
+    """Set the precision, keep what is compiled, name the device, warn where a GPU lies idle."""
     precisions = ("default", "high", "highest")
     if config.precision not in precisions:
         raise UserError(f"precision={config.precision!r}, expected one of {precisions}")
     jax.config.update("jax_default_matmul_precision", config.precision)
+    keep_compiled(cache.folder(None), report=say)
     say(f"device: {device_name()}, jax {jax.__version__}, precision {config.precision}")
     if jax.default_backend() == "cpu" and glob.glob("/dev/nvidia[0-9]*"):
         say("WARNING: an NVIDIA GPU is here but JAX uses the CPU; pip install 'meml_jax[cuda]'")
@@ -91,8 +94,7 @@ def start_jax(config: Config) -> None:
 
 def run(config: Config, workdir: Path, last: str) -> None:
     """Do the stages up to `last`."""
-    learner = get_learner(config.learner)  # refused before anything is loaded
-    del learner
+    get_learner(config.learner)  # an unknown one is refused before anything is loaded
     start_jax(config)
     with open_workdir(workdir, config):
         progress = Progress(None, "images", unit="images")
@@ -111,7 +113,7 @@ def run(config: Config, workdir: Path, last: str) -> None:
         clusters = stages.cluster(config, dataset, z, workdir, say)
         if count == 2:
             return
-        model = stages.make_model(config, dataset, clusters)
+        model = make_model(config, dataset, clusters)
         summary = stages.train(config, dataset, clusters, model, workdir, say)
         if count == 3:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import time
@@ -16,9 +17,10 @@ import jax.numpy as jnp
 from meml_jax import meta_test, meta_train
 from meml_jax.config import Config
 from meml_jax.files import write_json
+from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
-from meml_jax.types import Dataset, Params
+from meml_jax.types import Dataset, Params, TrainState
 
 NAMES = {
     "sgd": "sgd head",
@@ -28,8 +30,6 @@ NAMES = {
     "untrained": "baseline: untrained network, prototypes",
 }
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
-
-_KEY = 3  # keeps the random streams of meta-test apart from those of the other stages
 
 Evaluator = Callable[[int], dict[str, Any]]
 """From a number of classes to one entry of `points` in results.json."""
@@ -51,7 +51,7 @@ def evaluators(
       Evaluators that share the frozen features, each computed once, and the streams of a run.
     """
     settings = config.test
-    key = jax.random.fold_in(jax.random.key(config.seed), _KEY)
+    key = key_for("test", config.seed)
     parts = {"test": dataset.test, "validation": dataset.validation}
     tables = {part: meta_test.class_table(split) for part, split in parts.items()}
     outputs = settings.num_outputs or dataset.test.num_classes
@@ -128,7 +128,7 @@ def evaluate(
       {'NAME/NUM_CLASSES': point}; a point has `seconds` beside what its evaluator returns.
     """
     points: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_text())
         points = stored["points"] if stored["fingerprint"] == fingerprint else {}
     todo = [(name, n) for name in evaluators for n in num_classes if f"{name}/{n}" not in points]
@@ -146,3 +146,24 @@ def evaluate(
             + f", {point['seconds']:.1f} s"
         )
     return points
+
+
+def validation(
+    config: Config, dataset: Dataset, *, network: Network
+) -> Callable[[TrainState], float]:
+    """Make the function that judges a state: prototype accuracy on the validation classes.
+
+    All of them at once, one draw of images, the same at every call; the labels of training images
+    and the test classes play no role.
+    """
+    split = dataset.validation
+    table, key = meta_test.class_table(split), key_for("validate", config.seed)
+    settings = dataclasses.replace(config.test, runs=1, protocol="clean")
+
+    def validate(state: TrainState) -> float:
+        features = meta_test.encode(state.params, split.images, network=network)
+        pool = meta_test.Pool(features, table)
+        point = meta_test.prototype_point(key, pool, settings, num_classes=split.num_classes)
+        return point["accuracy"]
+
+    return validate

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
+from meml_jax.attention import AttendedCluster
 from meml_jax.files import write_atomic
 from meml_jax.report import series_name
 
@@ -75,7 +76,7 @@ def accuracy_curve(
 
 
 def cluster_grid(
-    clusters: Sequence[tuple[np.ndarray, np.ndarray]],
+    clusters: Sequence[AttendedCluster],
     path: str | os.PathLike[str],
     *,
     max_images: int = 14,
@@ -83,13 +84,13 @@ def cluster_grid(
     """Draw clusters as rows of images, highest attention first, framed by their weight.
 
     Args:
-      clusters: (images uint8 [n, H, W, C], alpha float [n] that sums to 1) for each row.
+      clusters: one a row.
       path: PNG to write.
       max_images: of a larger cluster the highest and the lowest weights are shown.
     """
-    columns = min(max_images, max(len(alpha) for _, alpha in clusters))
+    columns = min(max_images, max(len(alpha) for _, alpha, _ in clusters))
     high = columns - columns // 2  # images before the gap in a row that is cut
-    relative = np.concatenate([len(alpha) * np.asarray(alpha) for _, alpha in clusters])
+    relative = np.concatenate([len(alpha) * np.asarray(alpha) for _, alpha, _ in clusters])
     # At least a factor of 2, so that noise about equal weights does not look like a preference.
     octaves = int(np.clip(np.ceil(np.abs(np.log2(np.maximum(relative, 1e-3))).max()), 1, 3))
     norm, cmap = LogNorm(2.0**-octaves, 2.0**octaves, clip=True), matplotlib.colormaps["viridis"]
@@ -97,13 +98,14 @@ def cluster_grid(
         size = (max(0.72 * columns + 2.2, 5.2), max(0.92 * len(clusters) + 0.7, 2.0))
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
-        for row, (images, alpha) in enumerate(clusters):
+        for row, (images, alpha, total) in enumerate(clusters):
             n, top = len(alpha), -1.3 * row
             order = np.argsort(-np.asarray(alpha), kind="stable")
             if n > columns:
                 order = np.concatenate([order[:high], order[n - columns // 2 :]])
                 ax.text(high + 0.175, top - 0.5, "...", ha="center", va="center")
-            ax.text(-0.15, top - 0.5, f"n = {n}", ha="right", va="center", fontsize=9)
+            count = f"n = {n}" if n == total else f"n = {n}\nof {total}"
+            ax.text(-0.15, top - 0.5, count, ha="right", va="center", fontsize=9)
             for column, i in enumerate(order):
                 left = column + 0.08 + (0.35 if n > columns and column >= high else 0.0)
                 image = images[i][..., 0] if images.shape[-1] == 1 else images[i]

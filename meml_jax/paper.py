@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from meml_jax.config import Config
+
 _OMNIGLOT = (10, 50, 75, 100, 150, 200)
 _FEW = (2, 4, 6, 8, 10)
 _SLIMAGENET = (5, 10, 20, 30, 40, 50)
@@ -18,6 +20,12 @@ PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
             "MEML mean": (60.6, 31.2, 25.8, 21.3, 17.0, 13.7),
             "MEML": (84.6, 37.3, 37.5, 30.9, 25.4, 20.7),
             "MEML RS": (81.6, 56.4, 54.0, 44.6, 34.1, 27.4),
+            "OML balanced 500": (67.8, 27.6, 29.4, 24.5, 18.7, 15.8),
+            "OML balancing param": (59.4, 27.2, 24.3, 18.4, 15.5, 11.8),
+            "OML augmentation": (72.2, 35.1, 32.5, 27.5, 21.8, 17.3),
+            "OML RS": (67.9, 55.1, 46.2, 37.0, 29.6, 25.6),
+            "OML RS both": (75.9, 56.8, 51.2, 39.7, 30.5, 25.0),
+            "MEML RS both": (74.7, 47.0, 48.4, 38.3, 28.9, 24.2),
         },
     ),
     "mini_imagenet": (
@@ -72,3 +80,31 @@ def paper_rows(dataset: str) -> dict[str, dict[int, float]]:
     """
     counts, rows = PAPER.get(dataset, ((), {}))
     return {name: dict(zip(counts, row, strict=True)) for name, row in rows.items()}
+
+
+def rows_beside(config: Config, dataset: str) -> dict[str, dict[int, float]]:
+    """Return the rows of the paper that stand beside a run's own curve, as `paper_rows` does.
+
+    Args:
+      config: its learner, labels and number of clusters decide which.
+      dataset: name of the dataset.
+    """
+    rows = {
+        ("meml", "clusters"): ("MEML", "MEML RS"),
+        ("meml_released", "clusters"): ("MEML", "MEML RS"),
+        ("meml_mean", "clusters"): ("MEML mean",),
+        ("oml", "clusters"): ("OML",),
+        ("oml_single", "clusters"): ("OML single",),
+        ("oml", "true"): ("Oracle OML",),
+        ("meml", "true"): ("Oracle MEML",),
+    }.get((config.learner, config.tasks.labels), ())
+    # On some sets the paper's rows carry the number of clusters.
+    number = config.clustering.num_clusters
+    names = {name for row in rows for name in (row, _with_clusters(row, number))}
+    return {name: row for name, row in paper_rows(dataset).items() if name in names}
+
+
+def _with_clusters(row: str, number: int) -> str:
+    """Put the number of clusters where the paper has it: `MEML 64`, `MEML 64 RS`."""
+    name, *rest = row.split(" ")
+    return " ".join([name, str(number), *rest])

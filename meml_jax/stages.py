@@ -12,22 +12,20 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import (
-    checkpoints,
+    attention,
+    balance,
     clustering,
     curves,
     embeddings,
     environment,
     feed,
     figures,
-    losses,
-    meta_test,
     meta_train,
     metrics,
     paper,
@@ -35,47 +33,26 @@ from meml_jax import (
     tasks,
     training,
 )
-from meml_jax.config import Config, OuterConfig
+from meml_jax.config import Config
 from meml_jax.files import write_atomic, write_json
+from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
-from meml_jax.networks import Network, make_network
-from meml_jax.pooling import pool
-from meml_jax.types import Dataset, Params, TaskTable, TrainState, UserError
+from meml_jax.model import Model, fresh_state, restore_params
+from meml_jax.types import Clusters, Dataset, TaskTable, UserError
 from meml_jax.workdir import fingerprint, load_npz, save_npz
 
 STAGES = ("embed", "cluster", "train", "test", "report")
 Report = Callable[[str], None]
 
 
-class Clusters(NamedTuple):
-    """Product of the cluster stage.
+def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
+    """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings).
 
-    Attributes:
-      labels: int32 [N], pseudo-label of each training image (true label for oracles).
-      table: kept clusters, on the host.
-      kept: int32 [C], label that each kept cluster had.
-      info: `clustering` of results.json.
-      fingerprint: of the stage.
+    Returns None for an oracle, whose tasks come from the true labels.
     """
-
-    labels: np.ndarray
-    table: TaskTable
-    kept: np.ndarray
-    info: dict[str, Any]
-    fingerprint: str
-
-
-class Model(NamedTuple):
-    """What is trained on, by what."""
-
-    network: Network
-    spec: tasks.TaskSpec
-    bounds: np.ndarray
-    fingerprint: str
-
-
-def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray:
-    """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings)."""
+    if config.tasks.labels == "true":
+        say("embed: not needed, tasks.labels='true'")
+        return None
     path = workdir / "embeddings.npz"
     wanted = fingerprint(config.embedding, config.seed, dataset.content_hash)
     if (stored := load_npz(path, wanted)) is not None:
@@ -87,11 +64,11 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         if split.embeddings is None:
             raise UserError(
                 f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; "
-                "use  an npz with a key Z, or another embedding"
+                "use an npz with a key Z, or another embedding"
             )
         z = split.embeddings
     else:
-        key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("embed"))
+        key = key_for("embed", config.seed)
         fit = embeddings.get_fit(config.embedding.name)
         folder = workdir / "embedding"
         encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
@@ -106,12 +83,19 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
 
 
 def cluster(
-    config: Config, dataset: Dataset, z: np.ndarray, workdir: Path, say: Report
+    config: Config, dataset: Dataset, z: np.ndarray | None, workdir: Path, say: Report
 ) -> Clusters:
-    """Turn embeddings into clusters; writes `tasks.npz`."""
+    """Turn embeddings into clusters, or true labels where z is None; writes `tasks.npz`."""
     path, settings = workdir / "tasks.npz", config.tasks
+    truncated = (settings.balance_size,) if settings.balance == "truncate" else ()
     wanted = fingerprint(
-        config.clustering, config.seed, settings.labels, settings.min_size, z, dataset.train.labels
+        config.clustering if z is not None else None,
+        config.seed,
+        settings.labels,
+        settings.min_size,
+        z,
+        dataset.train.labels,
+        *truncated,
     )
     if (stored := load_npz(path, wanted)) is not None:
         say(f"cluster: reuses {path}")
@@ -119,19 +103,20 @@ def cluster(
         info = json.loads(str(stored["info"]))
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true = dataset.train.labels
-    if settings.labels == "clusters":
+    if settings.labels not in ("clusters", "true"):
+        raise UserError(f"tasks.labels={settings.labels!r}, expected 'clusters' or 'true'")
+    if z is not None:
         say(f"cluster: k-means, {config.clustering.num_clusters} clusters of {len(z)} embeddings")
         labels, details = clustering.cluster(z, config.clustering, seed=config.seed)
         requested, actual = details.requested, details.actual
-    elif settings.labels == "true":
+    else:
         if len(true) == 0 or true.min() < 0:
             raise UserError(
                 "tasks.labels='true', but training images have no labels; use 'clusters'"
             )
         labels, requested, actual = true, dataset.train.num_classes, len(np.unique(true))
-    else:
-        raise UserError(f"tasks.labels={settings.labels!r}, expected 'clusters' or 'true'")
     table, kept = tasks.table_from_labels(labels, min_size=settings.min_size)
+    table, kept = balance.balance_table(settings, table, kept, seed=config.seed)
     info = {
         "labels": settings.labels,
         "requested": requested,
@@ -141,6 +126,7 @@ def cluster(
         "size_min": int(table.size.min()),
         "size_median": float(np.median(table.size)),
         "size_max": int(table.size.max()),
+        "images": len(table.index),
         **(clustering.agreement(true, labels) or {"purity": None, "nmi": None}),
     }
     save_npz(
@@ -162,44 +148,14 @@ def cluster(
     agreement += (
         "" if info["nmi"] is None else f", NMI {info['nmi']:.3f} (true labels, report only)"
     )
+    source = "" if settings.labels == "clusters" else " true classes"
+    least = max(settings.min_size, *truncated, 0)
     say(
-        f"cluster: {requested} requested, {actual} actual, {len(kept)} kept, "
-        f"{actual - len(kept)} dropped (under {settings.min_size} images), sizes "
+        f"cluster: {requested}{source} requested, {actual} actual, {len(kept)} kept, "
+        f"{actual - len(kept)} dropped (under {least} images), sizes "
         f"{info['size_min']} to {info['size_max']}, median {info['size_median']:g}{agreement}"
     )
     return Clusters(labels, table, kept, info, wanted)
-
-
-def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
-    """Build the network and the tasks' shapes for a set of clusters."""
-    spec = tasks.make_spec(config.tasks, clusters.table, clusters.kept)
-    if config.tasks.num_buckets < 1:
-        raise UserError(f"tasks.num_buckets={config.tasks.num_buckets}, expected at least 1")
-    bounds = tasks.bucket_bounds(clusters.table, spec, num_buckets=config.tasks.num_buckets)
-    network = make_network(
-        config.network,
-        get_learner(config.learner),
-        image_shape=dataset.train.images.shape[1:],
-        num_classes=len(clusters.kept),
-    )
-    identity = (config.learner, config.seed, config.precision, dataset.content_hash)
-    parts = (config.tasks, config.network, config.inner, config.outer, clusters.fingerprint)
-    return Model(network, spec, bounds, fingerprint(*identity, *parts))
-
-
-def _init_key(config: Config) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(config.seed), len(STAGES))
-
-
-def _fresh_state(config: Config, model: Model) -> TrainState:
-    return _jitted_init(model.network, config.outer)(_init_key(config))
-
-
-@functools.cache
-def _jitted_init(network: Network, outer: OuterConfig) -> Callable[[jax.Array], TrainState]:
-    # The many small operations of an initialisation take seconds to compile one by one.
-    tx = meta_train.outer_optimizer(outer)
-    return jax.jit(functools.partial(meta_train.init_state, network=network, tx=tx))
 
 
 def train(
@@ -216,9 +172,8 @@ def train(
         steps_per_call=config.train.steps_per_call,
     )
     size = jnp.asarray(clusters.table.size)
-    balanced = config.tasks.balance == "loss"
-    weights = losses.gamma(size) if balanced else jnp.ones(size.shape)
-    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("train"))
+    weights = balance.task_weights(config.tasks, size)
+    key = key_for("train", config.seed)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     say(
         f"train: {config.learner}, {len(size)} clusters, padded sizes {model.bounds.tolist()}, "
@@ -234,12 +189,12 @@ def train(
     ) as data:
         summary = training.train(
             call,
-            functools.partial(_fresh_state, config, model),
+            functools.partial(fresh_state, config, model),
             data,
             config.train,
             workdir=workdir,
             fingerprint=model.fingerprint,
-            validate=_validation(config, dataset, model),
+            validate=curves.validation(config, dataset, network=model.network),
             report=say,
         )
     say(
@@ -247,35 +202,6 @@ def train(
         f"{summary['steps_per_second']:.1f} steps/s"
     )
     return summary
-
-
-def _validation(config: Config, dataset: Dataset, model: Model):
-    """Make the function that judges a state: prototype accuracy on the validation classes."""
-    images, table = dataset.validation.images, meta_test.class_table(dataset.validation)
-    key = jax.random.fold_in(jax.random.key(config.seed), STAGES.index("report"))
-    settings = dataclasses.replace(config.test, runs=1, protocol="clean")
-    num_classes = dataset.validation.num_classes
-
-    def validate(state: TrainState) -> float:
-        features = meta_test.encode(state.params, images, network=model.network)
-        pool_ = meta_test.Pool(features, table)
-        point = meta_test.prototype_point(key, pool_, settings, num_classes=num_classes)
-        return point["accuracy"]
-
-    return validate
-
-
-def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params, int]:
-    """Load the parameters that `test.checkpoint` names: (params, step)."""
-    template = jax.eval_shape(functools.partial(_fresh_state, config, model))
-    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
-        state, meta = checkpoints.restore(manager, template, config.test.checkpoint)
-    if meta["fingerprint"] != model.fingerprint:
-        raise UserError(
-            f"{workdir / 'checkpoints'} belongs to other settings or other images; use another "
-            "--workdir"
-        )
-    return state.params, int(state.step)
 
 
 def test(
@@ -295,7 +221,7 @@ def test(
         dataset,
         network=model.network,
         params=params,
-        initial_params=_fresh_state(config, model).params,
+        initial_params=fresh_state(config, model).params,
     )
     points = curves.evaluate(
         evaluators,
@@ -331,7 +257,8 @@ def test(
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
-        "embedding": {"name": config.embedding.name},
+        "oracle": config.tasks.labels == "true",
+        "embedding": None if config.tasks.labels == "true" else {"name": config.embedding.name},
         "clustering": clusters.info,
         "meta_train": meta_train_summary,
         "meta_test": curve(first) | {"checkpoint_step": step},
@@ -340,28 +267,6 @@ def test(
     }
     write_json(workdir / "results.json", results)
     return results
-
-
-def attention_rows(
-    dataset: Dataset, clusters: Clusters, model: Model, params: Params, *, count: int = 10
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pick clusters over the whole range of sizes: (images, attention weights) of each."""
-    table, network, most = clusters.table, model.network, 64
-
-    @jax.jit
-    def attend(images: jax.Array, mask: jax.Array) -> jax.Array:
-        p = network.encode(params, meta_train.to_float(images))
-        scores = network.score(params, p) if "attention" in params else jnp.zeros(len(p))
-        return pool(scores, p, jnp.zeros(len(p), jnp.int32), mask, 1)[1][0]
-
-    order = np.argsort(table.size, kind="stable")
-    rows = []
-    for c in order[np.linspace(0, len(order) - 1, min(count, len(order))).astype(int)]:
-        positions = table.index[table.start[c] : table.start[c] + table.size[c]][:most]
-        padded = np.resize(positions, most)  # one size, compiled once
-        alpha = attend(dataset.train.images[padded], np.arange(most) < len(positions))
-        rows.append((dataset.train.images[positions], np.asarray(alpha)[: len(positions)]))
-    return rows
 
 
 def write_report(
@@ -375,8 +280,10 @@ def write_report(
     """Draw the figures and write `report.md` from what the other stages stored."""
     folder = workdir / "figures"
     params, _ = restore_params(config, model, workdir)
-    figures.accuracy_curve(results, folder / "accuracy.png", paper=paper_rows(config, dataset))
-    figures.cluster_grid(attention_rows(dataset, clusters, model, params), folder / "clusters.png")
+    beside = paper.rows_beside(config, dataset.name)
+    figures.accuracy_curve(results, folder / "accuracy.png", paper=beside)
+    attended = attention.attend(params, dataset.train.images, clusters.table, network=model.network)
+    figures.cluster_grid(attended, folder / "clusters.png")
     figures.cluster_sizes(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
     )
@@ -385,18 +292,3 @@ def write_report(
     text = report.render(results, figures=[f"figures/{name}.png" for name in names])
     write_atomic(workdir / "report.md", text)
     return workdir / "report.md"
-
-
-def paper_rows(config: Config, dataset: Dataset) -> dict[str, dict[int, float]]:
-    """Rows of the paper that stand beside this run's curve, in %."""
-    oracle = config.tasks.labels == "true"
-    rows = {
-        ("meml", False): ("MEML", "MEML RS"),
-        ("meml_released", False): ("MEML", "MEML RS"),
-        ("oml", False): ("OML",),
-        ("oml", True): ("Oracle OML",),
-        ("meml", True): ("Oracle MEML",),
-    }.get((config.learner, oracle), ())
-    # On some sets the paper's rows carry the number of clusters.
-    wanted = {*rows, *(f"{row} {config.clustering.num_clusters}" for row in rows)}
-    return {k: v for k, v in paper.paper_rows(dataset.name).items() if k in wanted}

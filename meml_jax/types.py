@@ -41,11 +41,14 @@ class Batch:
       inputs: images [N, H, W, C], features [N, D] or dataset positions [N] int32.
       label: int32 [N].
       mask: bool [N].
+      altered: bool [N], rows that stand for a random view of their image (`tasks.balance=augment`);
+        None where no row does.
     """
 
     inputs: Any
     label: Array
     mask: Array
+    altered: Array | None = None
 
 
 @_pytree
@@ -86,11 +89,13 @@ class TrainState:
       step: int32 [], number of finished meta-steps.
       params: parameters by role.
       opt_state: optax state of the outer optimizer.
+      reservoir: coreset of rehearsal at meta-train (`rehearsal.Reservoir`), None without.
     """
 
     step: Array
     params: Params
     opt_state: Any
+    reservoir: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,3 +144,21 @@ class Dataset:
     content_hash: str
     test_hash: str | None = None
     note: str = ""
+
+
+class Clusters(typing.NamedTuple):
+    """Pseudo-labels of the training images: the product of the cluster stage.
+
+    Attributes:
+      labels: int32 [N], pseudo-label of each training image (true label for oracles).
+      table: kept clusters, on the host.
+      kept: int32 [C], label that each kept cluster had.
+      info: `clustering` of results.json.
+      fingerprint: of the stage.
+    """
+
+    labels: np.ndarray
+    table: TaskTable
+    kept: np.ndarray
+    info: dict[str, Any]
+    fingerprint: str

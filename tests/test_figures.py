@@ -7,6 +7,7 @@ from PIL import Image
 from test_report import RESULTS
 
 from meml_jax import figures
+from meml_jax.attention import AttendedCluster
 from meml_jax.paper import paper_rows
 
 RNG = np.random.default_rng(0)
@@ -64,9 +65,16 @@ def test_accuracy_curve_of_one_point_without_interval_or_comparisons(tmp_path):
     ids=["gray", "colour", "one image", "all on one"],
 )
 def test_cluster_grid(tmp_path, clusters):
-    clusters = [(images.astype(np.uint8), alpha.astype(np.float32)) for images, alpha in clusters]
-    figures.cluster_grid(clusters, tmp_path / "c.png")
-    check(tmp_path / "c.png", tmp_path)
+    def draw(more):
+        rows = [
+            AttendedCluster(images.astype(np.uint8), alpha.astype(np.float32), len(alpha) + more)
+            for images, alpha in clusters
+        ]
+        figures.cluster_grid(rows, tmp_path / "c.png")
+        return check(tmp_path / "c.png", tmp_path)
+
+    # That a cluster has more images than were looked at is said.
+    assert not np.array_equal(draw(0), draw(1000))
 
 
 @pytest.mark.parametrize("sizes", [[20], [2, 2, 3], RNG.geometric(0.05, 1000), [1, 10_000]])

@@ -73,13 +73,14 @@ def _arrays(workdir: Path) -> dict[str, np.ndarray]:
     from meml_jax import checkpoints, stages, training  # noqa: F401
     from meml_jax.config import from_dict
     from meml_jax.data import datasets
+    from meml_jax.model import fresh_state, make_model
 
     config = from_dict(json.loads((workdir / "config.json").read_text()))
     dataset = datasets.load(config.data, report=lambda line: None)
     z = stages.embed(config, dataset, workdir, lambda line: None)
     clusters = stages.cluster(config, dataset, z, workdir, lambda line: None)
-    model = stages.make_model(config, dataset, clusters)
-    template = jax.eval_shape(lambda: stages._fresh_state(config, model))
+    model = make_model(config, dataset, clusters)
+    template = jax.eval_shape(lambda: fresh_state(config, model))
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
         state, _ = checkpoints.restore(manager, template)
     leaves = jax.tree_util.tree_leaves_with_path(state)

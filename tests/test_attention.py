@@ -1,0 +1,46 @@
+"""Attention weights over clusters: those of eq. (1), whatever the size of the cluster."""
+
+import numpy as np
+import pytest
+import tiny
+
+from meml_jax.attention import attend
+from meml_jax.types import TaskTable
+
+SIZES = np.array([5, 2, 90, 7], np.int32)
+
+
+@pytest.fixture(scope="module")
+def images():
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (int(SIZES.sum()), *tiny.CONV_IMAGE), np.uint8)
+
+
+def clusters():
+    index = np.random.default_rng(1).permutation(int(SIZES.sum())).astype(np.int32)
+    return TaskTable(index, np.cumsum(SIZES) - SIZES, SIZES)
+
+
+@pytest.mark.parametrize("feature", ["relu", "preactivation"])
+def test_weights_are_the_softmax_of_the_scores(images, feature):
+    network = tiny.network("meml", dense=False, attention_feature=feature)
+    params, table = tiny.parameters(network), clusters()
+    found = attend(params, images, table, network=network, num_clusters=3, most_images=20)
+    assert [row.size for row in found] == [2, 5, 90]
+    for row, c in zip(found, (1, 0, 2), strict=True):
+        own = table.index[table.start[c] : table.start[c] + SIZES[c]]
+        rows = own[np.linspace(0, SIZES[c] - 1, min(SIZES[c], 20)).astype(int)]
+        assert len(set(rows)) == len(rows) == min(SIZES[c], 20)
+        np.testing.assert_array_equal(row.images, images[rows])
+        p = network.encode(params, images[rows].astype(np.float32) / 255)
+        scores = np.asarray(network.score(params, p), np.float64)
+        expected = np.exp(scores - scores.max())
+        np.testing.assert_allclose(row.alpha, expected / expected.sum(), rtol=1e-4)
+
+
+def test_without_attention_all_images_count_alike(images):
+    network = tiny.network("oml", dense=False)
+    found = attend(tiny.parameters(network), images, clusters(), network=network)
+    assert [row.size for row in found] == [2, 5, 7, 90]
+    for row in found:
+        np.testing.assert_allclose(row.alpha, 1 / min(row.size, 64), rtol=1e-6)
