@@ -4,10 +4,13 @@
     --workdir=runs/omniglot
 
 DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets,
-behind a colon (`configs/omniglot.py:released`), separated by commas: `paper` (default; clusters of a
-contrastive embedding in place of the paper's ACAI), `released` (what the paper's code does,
-docs/deviations.md), `best` (beyond the paper: full-width embedding, no ReLU in the CLN), `smoke` (the whole pipeline in a few minutes, small network). Time and expected
-accuracy: docs/results.md.
+behind a colon (`configs/omniglot.py:released`), separated by commas: `paper` (default; clusters of
+a contrastive embedding in place of the paper's ACAI), `released` (what the paper's code does,
+docs/deviations.md), `best` (beyond the paper: full-width embedding, no ReLU in the CLN), `smoke`
+(the whole pipeline in a few minutes, small network). The paper's rows are presets too: `oml`,
+`oml_single`, `meml_mean`; `oracle`; `balanced500`, `balanced1100`, `balancing`, `augmentation`
+(Table 1 has these with `oml`, as in `:oml,balanced500`); `coreset200`, `coreset500`, `coreset1000`
+(rehearsal at meta-train). Time and expected accuracy: docs/results.md.
 """
 
 from meml_jax.config import preset_config
@@ -26,6 +29,23 @@ BEST = {
     "embedding.channels": 256,
     "network.cln_relu": False,
     "outer.lr": 3e-4,
+}
+
+ROWS = {
+    "oml": {"learner": "oml"},
+    "oml_single": {"learner": "oml_single"},
+    "meml_mean": {"learner": "meml_mean"},
+    "oracle": {"tasks.labels": "true"},
+    "balanced500": {"tasks.balance": "truncate", "clustering.num_clusters": 500},
+    "balanced1100": {"tasks.balance": "truncate"},
+    "balancing": {"tasks.balance": "loss"},
+    "augmentation": {"tasks.balance": "augment"},
+    # Supplement, Rehearsal at Meta-Train Time: "RS both train/test"; the head `sgd_reservoir` is
+    # the rehearsal at meta-test.
+    **{
+        f"coreset{size}": {"tasks.query_from": "coreset", "tasks.coreset_size": size}
+        for size in (200, 500, 1000)
+    },
 }
 
 SMOKE = {
@@ -48,4 +68,4 @@ SMOKE = {
 
 def get_config(presets: str = "paper"):
     """Return the locked settings for presets such as `released,smoke`."""
-    return preset_config(presets, {"best": BEST, "smoke": SMOKE}, VALUES)
+    return preset_config(presets, {"best": BEST, "smoke": SMOKE} | ROWS, VALUES)

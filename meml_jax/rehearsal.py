@@ -1,21 +1,22 @@
-"""Reservoir sampling as a pytree of stream positions: a uniform memory of fixed size."""
+"""Reservoir sampling as a pytree of indices: a uniform memory of fixed size."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from meml_jax.types import Array
+from meml_jax.types import Array, Batch, Task
 
 
 class Reservoir(NamedTuple):
     """A uniform sample of the items seen so far.
 
     Attributes:
-      slots: int32 [capacity], stored items; the first min(seen, capacity) are real.
+      slots: int32 [capacity, ...], stored items; the first min(seen, capacity) are real.
       seen: int32 [], number of items offered.
     """
 
@@ -23,9 +24,9 @@ class Reservoir(NamedTuple):
     seen: Array
 
 
-def init(capacity: int) -> Reservoir:
-    """Start an empty reservoir of `capacity` slots."""
-    return Reservoir(jnp.zeros((capacity,), jnp.int32), jnp.zeros((), jnp.int32))
+def init(capacity: int, item_shape: tuple[int, ...] = ()) -> Reservoir:
+    """Start an empty reservoir of `capacity` slots for items int32 [*item_shape]."""
+    return Reservoir(jnp.zeros((capacity, *item_shape), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def insert(key: Array, reservoir: Reservoir, item: Array) -> Reservoir:
@@ -42,11 +43,34 @@ def insert(key: Array, reservoir: Reservoir, item: Array) -> Reservoir:
     return Reservoir(reservoir.slots.at[slot].set(item, mode="drop"), reservoir.seen + 1)
 
 
+def insert_all(key: Array, reservoir: Reservoir, items: Array, mask: Array) -> Reservoir:
+    """Offer the real items in turn, as `insert` would, but at once.
+
+    Args:
+      key: random key; item i draws with `fold_in(key, i)`.
+      reservoir: to insert into.
+      items: int32 [n, ...].
+      mask: bool [n], items that are real.
+
+    Returns:
+      The reservoir after all of them.
+    """
+    capacity, count = reservoir.slots.shape[0], items.shape[0]
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
+    before = reservoir.seen + jnp.cumsum(mask) - mask
+    drawn = jax.vmap(lambda key, t: jax.random.randint(key, (), 0, t + 1))(keys, before)
+    slot = jnp.where(mask, jnp.where(before < capacity, before, drawn), capacity)
+    # Of several items for one slot the last one stays; a scatter may take any.
+    replaced = jnp.any(jnp.triu(slot[:, None] == slot[None], k=1), axis=1)
+    slots = reservoir.slots.at[jnp.where(replaced, capacity, slot)].set(items, mode="drop")
+    return Reservoir(slots, reservoir.seen + jnp.sum(mask))
+
+
 def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Array, Array]:
     """Draw up to `num` distinct stored items.
 
     Returns:
-      (items int32 [num], mask bool [num]); fewer are real while fewer are stored.
+      (items int32 [num, ...], mask bool [num]); fewer are real while fewer are stored.
     """
     capacity = reservoir.slots.shape[0]
     filled = jnp.minimum(reservoir.seen, capacity)
@@ -54,6 +78,45 @@ def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Array, Array]:
     order = jnp.argsort(draw)[:num]
     order = jnp.pad(order, (0, num - order.shape[0]))
     return reservoir.slots[order], jnp.arange(num) < filled
+
+
+def init_coreset(capacity: int) -> Reservoir:
+    """Start an empty coreset: its items are (dataset position, cluster)."""
+    return init(capacity, (2,))
+
+
+def replace_query(key: Array, coreset: Reservoir, tasks: Task, num: int) -> tuple[Task, Reservoir]:
+    """Put S_coreset in the place of S_query (supplement, Rehearsal at Meta-Train Time).
+
+    The rows are drawn from what earlier meta-steps have stored, anew for each task; in the first
+    step there are none, and its loss is 0. Then the images of the tasks' own clusters, S_cluster
+    and what would have been their part of S_query, are offered; views of images are not.
+
+    Args:
+      key: random key.
+      coreset: from `init_coreset`.
+      tasks: a meta-batch, leaves with leading [B], without random query images; inputs are dataset
+        positions.
+      num: rows of S_coreset.
+
+    Returns:
+      (tasks whose query has `num` rows, the coreset after the step).
+    """
+    insert_key, draw_key = jax.random.split(key)
+    keys = jax.random.split(draw_key, len(tasks.weight))
+    drawn, mask = jax.vmap(sample, (0, None, None))(keys, coreset, num)
+    query = Batch(drawn[..., 0], drawn[..., 1], mask)
+
+    def offered(rows: Batch) -> tuple[Array, Array]:
+        real = rows.mask if rows.altered is None else rows.mask & ~rows.altered
+        return jnp.stack([rows.inputs, rows.label], axis=-1), real
+
+    parts = [offered(tasks.support), offered(tasks.query)]
+    items, real = (jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True))
+    coreset = insert_all(insert_key, coreset, items.reshape(-1, 2), real.reshape(-1))
+    if tasks.support.altered is not None:  # all parts of a task say which rows are altered
+        query = dataclasses.replace(query, altered=jnp.zeros_like(mask))
+    return dataclasses.replace(tasks, query=query), coreset
 
 
 def replay_schedule(key: Array, length: int, *, capacity: int, num: int) -> tuple[Array, Array]:

@@ -10,14 +10,20 @@ from typing import Any
 from meml_jax.paper import paper_rows
 
 _SETTINGS = (
-    "tasks.labels", "tasks.balance", "network.channels", "network.hidden", "inner.lr", "outer.lr",
-    "outer.meta_batch", "train.steps", "test.shots", "test.queries", "test.checkpoint",
+    "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
+    "inner.lr", "outer.lr", "outer.meta_batch", "train.steps", "test.shots", "test.queries",
+    "test.checkpoint",
 )  # fmt: skip
 
 
 def series_name(results: Mapping[str, Any], series: Mapping[str, Any]) -> str:
     """Name one curve of `results`: its own name, else the learner and head of the run."""
-    return str(series.get("name") or f"{results['learner']} ({series['head']} head)")
+    return str(series.get("name") or f"{_learner(results)} ({series['head']} head)")
+
+
+def _learner(results: Mapping[str, Any]) -> str:
+    """Name the learner; one whose tasks come from true labels is an oracle."""
+    return f"oracle {results['learner']}" if results.get("oracle") else str(results["learner"])
 
 
 def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
@@ -32,7 +38,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
       Markdown, ending with a newline.
     """
     parts = [
-        [f"# {results['learner']} on {results['dataset']}"],
+        [f"# {_learner(results)} on {results['dataset']}"],
         _run(results),
         _accuracy(results),
         _clustering(results.get("clustering") or {}),
@@ -123,7 +129,9 @@ def _clustering(values: Mapping[str, Any]) -> list[str]:
     if not values:
         return []
     size = [_value(values.get(f"size_{name}")) for name in ("min", "median", "max")]
-    facts = {f"clusters {k}": values.get(k) for k in ("requested", "actual", "kept", "dropped")}
+    facts = {"from": "true labels (oracle)" if values.get("labels") == "true" else None}
+    facts |= {f"clusters {k}": values.get(k) for k in ("requested", "actual", "kept", "dropped")}
+    facts["images"] = values.get("images")
     facts["images a cluster (min, median, max)"] = ", ".join(size)
     if values.get("purity") is not None:
         facts["purity"] = f"{values['purity']:.3f}"

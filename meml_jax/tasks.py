@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meml_jax import balance
 from meml_jax.config import TasksConfig
 from meml_jax.types import Array, Batch, Task, TaskTable, UserError
 
@@ -24,6 +25,8 @@ class TaskSpec:
       max_used: most images of one cluster in a task, None for all.
       min_used: least, with `used_share`; None: all of a cluster up to `max_used`.
       used_share: share of a cluster that is used, between `min_used` and `max_used` images.
+      refill: rows of every task, views of images where a cluster has fewer; None: images only.
+      coreset_batch: rows of the coreset that take the place of S_query; None: S_query as it is.
       num_random_query: images of other clusters in S_query.
       exclude_own: random query images never come from the current cluster.
       num_queried: only the first so many clusters give random query images.
@@ -39,6 +42,8 @@ class TaskSpec:
     pool_size: int
     min_used: int | None = None
     used_share: float = 1.0
+    refill: int | None = None
+    coreset_batch: int | None = None
 
 
 def table_from_labels(labels: np.ndarray, *, min_size: int) -> tuple[TaskTable, np.ndarray]:
@@ -85,10 +90,10 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
     Raises:
       UserError: values out of range, or too few other images for the random query images.
     """
-    if config.query_from not in ("other", "all"):
-        raise UserError(f"tasks.query_from={config.query_from!r}, expected 'other' or 'all'")
-    if config.balance not in ("none", "loss"):
-        raise UserError(f"tasks.balance={config.balance!r}, expected 'none' or 'loss'")
+    if config.query_from not in ("other", "all", "coreset"):
+        raise UserError(
+            f"tasks.query_from={config.query_from!r}, expected 'other', 'all' or 'coreset'"
+        )
     for name in ("usable_fraction", "support_fraction"):
         if not 0 < getattr(config, name) <= 1:
             raise UserError(f"tasks.{name}={getattr(config, name)}, expected a value in (0, 1]")
@@ -103,12 +108,20 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
             )
         # A cluster of mean size uses as many images as lie in the middle of the two bounds.
         used_share = min(1.0, (least + config.max_size) / 2 / float(np.mean(table.size)))
+    coreset = config.query_from == "coreset"
+    if coreset and not 1 <= config.coreset_batch <= config.coreset_size:
+        raise UserError(
+            f"tasks.coreset_batch={config.coreset_batch}, tasks.coreset_size="
+            f"{config.coreset_size}; expected 1 <= coreset_batch <= coreset_size"
+        )
     sizes = np.asarray(table.size)
-    exclude_own = config.query_from == "other"
+    exclude_own = config.query_from != "all"
+    num_random_query = 0 if coreset else config.num_random_query
+    refill = balance.refilled_size(config)
     # The released code draws ids below the number of clusters it kept, but never renumbers them.
     num_queried = len(sizes) if exclude_own else int(np.searchsorted(kept, len(sizes)))
     available = int(sizes[:num_queried].sum()) - (int(sizes.max()) if exclude_own else 0)
-    if available < config.num_random_query:
+    if available < num_random_query:
         raise UserError(
             f"tasks.num_random_query={config.num_random_query}, but only {available} images lie in "
             "other clusters; lower it or use more images"
@@ -116,13 +129,15 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
     return TaskSpec(
         usable_fraction=config.usable_fraction,
         support_fraction=config.support_fraction,
-        max_used=config.max_size,
-        num_random_query=config.num_random_query,
+        max_used=config.max_size if refill is None else refill,
+        num_random_query=num_random_query,
         exclude_own=exclude_own,
         num_queried=num_queried,
         pool_size=int(used_count(sizes, config.usable_fraction).max()),
         min_used=config.min_used,
         used_share=used_share,
+        refill=refill,
+        coreset_batch=config.coreset_batch if coreset else None,
     )
 
 
@@ -133,13 +148,26 @@ def used_count(size: Any, usable_fraction: float) -> Any:
 
 
 def task_counts(size: Any, spec: TaskSpec) -> tuple[Any, Any]:
-    """Numbers of support and of own query images for cluster sizes [...]; both are at least 1."""
+    """Numbers of support and of own query rows for cluster sizes [...]; both are at least 1."""
+    if spec.refill is None:
+        return image_counts(size, spec)
+    xp = jnp if isinstance(size, jax.Array) else np
+    return _split(xp.full_like(size, spec.refill), spec)
+
+
+def image_counts(size: Any, spec: TaskSpec) -> tuple[Any, Any]:
+    """Of these rows, those that are images as they are; the others are views of them."""
     xp = jnp if isinstance(size, jax.Array) else np
     used = used_count(size, spec.usable_fraction)
     most = used
     if spec.min_used is not None:  # in proportion to the size, but no more than there are
         used = xp.minimum(xp.maximum(_share(used, spec.used_share), spec.min_used), most)
-    used = used if spec.max_used is None else xp.minimum(used, spec.max_used)
+    return _split(used if spec.max_used is None else xp.minimum(used, spec.max_used), spec)
+
+
+def _split(used: Any, spec: TaskSpec) -> tuple[Any, Any]:
+    """Divide used images into support and own query."""
+    xp = jnp if isinstance(used, jax.Array) else np
     support = xp.clip(_share(used, spec.support_fraction), 1, used - 1)
     return support, used - support
 
@@ -198,22 +226,36 @@ def sample_task(
     Returns:
       Task whose inputs are dataset positions int32: support [K], query [own + num_random_query].
       Rows past the cluster's own numbers are masked and repeat a real position. Support and own
-      query images are disjoint. Random query images are distinct, uniform over images.
+      query images are disjoint. Random query images are distinct, uniform over images. With
+      `spec.refill`, rows past the images that a cluster has are marked `altered`: each is to become
+      a view of an image, drawn with replacement, of its own half, support or query.
     """
     split_key, random_key = jax.random.split(key)
     start, size = table.start[cluster], table.size[cluster]
-    num_support, num_own = task_counts(size, spec)
-    pad_support, pad_own = padded_counts(spec, bound)
+    rows, images = task_counts(size, spec), image_counts(size, spec)
+    padded = padded_counts(spec, bound)
 
     # A random permutation of the usable images: the first go to the support, the next to the query.
     pool_size = spec.pool_size
     draw = jax.random.uniform(split_key, (pool_size,))
     usable = jnp.arange(pool_size) < used_count(size, spec.usable_fraction)
     order = jnp.argsort(jnp.where(usable, draw, 2.0))
-    support_mask = jnp.arange(pad_support) < num_support
-    own_mask = jnp.arange(pad_own) < num_own
-    support = order[jnp.where(support_mask, jnp.arange(pad_support), 0)]
-    own = order[jnp.where(own_mask, num_support + jnp.arange(pad_own), num_support)]
+
+    def own_half(half: int) -> Batch:
+        row = jnp.arange(padded[half])
+        again: Any = 0
+        if spec.refill is not None:
+            # A split key's children are its folds with 0 and 1: these are others.
+            again = jax.random.randint(
+                jax.random.fold_in(key, 2 + half), row.shape, 0, images[half]
+            )
+        chosen = order[half * images[0] + jnp.where(row < images[half], row, again)]
+        return Batch(
+            table.index[start + chosen],
+            jnp.broadcast_to(cluster, row.shape).astype(jnp.int32),
+            row < rows[half],
+            None if spec.refill is None else row >= images[half],
+        )
 
     # Positions in the table of all other clusters: those from `start` on skip the cluster's own.
     end = table.start[spec.num_queried - 1] + table.size[spec.num_queried - 1]
@@ -222,23 +264,26 @@ def sample_task(
     other = jnp.where(other >= start, other + own_size, other) if spec.exclude_own else other
     other_label = jnp.searchsorted(table.start, other, side="right") - 1
 
-    def own_batch(rows: Array, mask: Array) -> Batch:
-        label = jnp.broadcast_to(cluster, mask.shape).astype(jnp.int32)
-        return Batch(table.index[start + rows], label, mask)
-
-    query = jax.tree.map(
-        lambda a, b: jnp.concatenate([a, b]),
-        own_batch(own, own_mask),
-        Batch(table.index[other], other_label.astype(jnp.int32), jnp.ones(other.shape, bool)),
+    random = Batch(
+        table.index[other],
+        other_label.astype(jnp.int32),
+        jnp.ones(other.shape, bool),
+        None if spec.refill is None else jnp.zeros(other.shape, bool),
     )
-    return Task(own_batch(support, support_mask), query, weight)
+    query = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), own_half(1), random)
+    return Task(own_half(0), query, weight)
 
 
 def crop_task(task: Task, *, spec: TaskSpec, bound: int, cropped: int) -> Task:
-    """Drop the padding of a task sampled for `bound` down to that of `cropped` used images."""
+    """Drop the padding of a task sampled for `bound` down to that of `cropped` used images.
+
+    A coreset in the place of S_query has no padding of that kind and stays.
+    """
     support, own = padded_counts(spec, cropped)
     _, whole_own = padded_counts(spec, bound)
-    query = jax.tree.map(lambda x: jnp.concatenate([x[:own], x[whole_own:]]), task.query)
+    query = task.query
+    if spec.coreset_batch is None:
+        query = jax.tree.map(lambda x: jnp.concatenate([x[:own], x[whole_own:]]), query)
     return Task(jax.tree.map(lambda x: x[:support], task.support), query, task.weight)
 
 

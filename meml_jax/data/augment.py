@@ -1,4 +1,4 @@
-"""Random views of images for contrastive learning: batched, on the device, one resampling each.
+"""Random views of images, for contrastive learning and to refill clusters: one resampling each.
 
 A view is a pure function of (key, image): row i of a batch uses `fold_in(key, i)`, so it does not
 depend on the images beside it.
@@ -46,6 +46,26 @@ class PhotoConfig:
     grey: float = 0.2  # probability
 
 
+@dataclasses.dataclass(frozen=True)
+class RefillConfig:
+    """How far the views that refill a cluster go; supplement, Data Augmentation.
+
+    Differs from the paper: it gives the ranges of crop and colours; those of the affine map, and
+    that each part is applied with probability 1/2, are ours.
+    """
+
+    chance: float = 0.5  # of each part: the two flips, affine map, crop, colours
+    rotation: float = 15.0  # degrees, uniform in +-
+    scale: float = 0.1  # log of the factor, uniform in +-, drawn for each axis
+    shear: float = 0.1  # uniform in +-
+    shift: float = 0.1  # of the side, uniform in +-, for each axis
+    crops: tuple[float, ...] = (0.75, 0.8, 0.85, 0.9)  # share of the sides that is cut out
+    brightness: float = 0.2  # factor, uniform in 1 +-
+    contrast: float = 0.2  # factor about the image's mean, uniform in 1 +-
+    saturation: float = 0.2  # factor about grey, uniform in 1 +-
+    hue: float = 0.02  # turns of the colour circle, uniform in +-
+
+
 def drawing_views(key: Array, images: Array, config: DrawingConfig = DrawingConfig()) -> Array:
     """Make one random view of each drawing.
 
@@ -67,11 +87,7 @@ def drawing_views(key: Array, images: Array, config: DrawingConfig = DrawingConf
     def draw(key: Array) -> tuple[Array, Array]:
         uniform_key, elastic_key = jax.random.split(key)
         u = jax.random.uniform(uniform_key, (7,), minval=-1.0, maxval=1.0)
-        angle = jnp.deg2rad(config.rotation) * u[0]
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
-        shear = jnp.eye(2).at[1, 0].set(config.shear * u[1])
-        matrix = jnp.array([[cos, -sin], [sin, cos]]) @ shear
-        matrix = matrix * jnp.exp(config.scale * u[2:4])[:, None]
+        matrix = _linear_map(u, config)
         knots = (2, config.elastic_grid, config.elastic_grid)
         field = config.elastic * side[:, None, None] * jax.random.normal(elastic_key, knots)
         field = jax.image.resize(field, (2, height, width), "cubic")
@@ -80,8 +96,7 @@ def drawing_views(key: Array, images: Array, config: DrawingConfig = DrawingConf
         return moved + ((side - 1) / 2 + shift)[:, None, None], jnp.exp(config.gamma * u[6])
 
     coordinates, gamma = jax.vmap(draw)(_keys(key, images))
-    corners = images[:, :: height - 1, :: width - 1].reshape(len(images), 4, -1)
-    views = _resample(images, coordinates, jnp.median(corners, axis=1))
+    views = _resample(images, coordinates, _background(images))
     return views ** gamma[:, None, None, None]
 
 
@@ -117,23 +132,51 @@ def photo_views(key: Array, images: Array, config: PhotoConfig = PhotoConfig()) 
         chance = jnp.array([config.jitter, config.grey])
         jitter, grey = jax.random.uniform(chance_key, (2,)) < chance
         change = jax.random.uniform(change_key, (4,), minval=-1.0, maxval=1.0) * strength * jitter
-        image = jnp.clip(image * (1 + change[0]), 0.0, 1.0)
-        weights = jnp.array(GREY_WEIGHTS if image.shape[-1] == 3 else (1.0,))
-        mean = jnp.mean(image, axis=(0, 1)) @ weights
-        image = jnp.clip(mean + (image - mean) * (1 + change[1]), 0.0, 1.0)
-        if image.shape[-1] != 3:
-            return image
-        to_grey = jnp.tile(weights[None], (3, 1))
-        chroma = _turn(2 * jnp.pi * change[3]) * jnp.where(grey, 0.0, 1 + change[2])
-        mix = to_grey + chroma @ (jnp.eye(3) - to_grey)
-        # A sum over channels: as a product of matrices it takes eight times as long on CPU.
-        turned = sum(image[..., c, None] * mix[None, None, :, c] for c in range(3))
-        return jnp.clip(turned, 0.0, 1.0)
+        return _recolour(image, change, grey)
 
     crop_keys, colour_keys = jnp.moveaxis(jax.vmap(jax.random.split)(_keys(key, images)), 1, 0)
     edge = jnp.zeros((len(images), images.shape[-1]))  # never seen: a crop lies inside
     views = _resample(images, jax.vmap(crop)(crop_keys), edge)
     return jax.vmap(colour)(colour_keys, views)
+
+
+def refill_views(key: Array, images: Array, config: RefillConfig = RefillConfig()) -> Array:
+    """Make one random view of each image, to fill up its cluster (supplement, Data Augmentation).
+
+    A random combination of horizontal and vertical flip, affine map about the centre, crop that is
+    brought back to the full size, and change of colours. What lies outside is background, the
+    median of the four corners.
+
+    Args:
+      key: random key.
+      images: float32 [B, H, W, C] in [0, 1]; C is 3, or 1, where hue and saturation do nothing.
+      config: strengths.
+
+    Returns:
+      float32 [B, H, W, C] in [0, 1].
+    """
+    height, width = images.shape[1:3]
+    side = jnp.array([height, width], jnp.float32)
+    centre = ((side - 1) / 2)[:, None, None]
+
+    def draw(key: Array) -> tuple[Array, Array]:
+        part_key, uniform_key, crop_key = jax.random.split(key, 3)
+        parts = jax.random.bernoulli(part_key, config.chance, (5,))
+        flips, affine, crop, colours = parts[:2], parts[2], parts[3], parts[4]
+        u = jax.random.uniform(uniform_key, (12,), minval=-1.0, maxval=1.0)
+        share = jnp.where(crop, jax.random.choice(crop_key, jnp.array(config.crops)), 1.0)
+        corner = (1 - share) * (side - 1) / 2 * u[6:8]  # of the crop, from the middle one
+        mirror = jnp.where(flips, -1.0, 1.0)[:, None, None]
+        inside = corner[:, None, None] + share * mirror * _centred_grid(height, width)
+        matrix = jnp.where(affine, _linear_map(u, config), jnp.eye(2))
+        shift = jnp.where(affine, config.shift, 0.0) * side * u[4:6]
+        moved = centre + jnp.tensordot(matrix, inside, 1) + shift[:, None, None]
+        strength = jnp.array([config.brightness, config.contrast, config.saturation, config.hue])
+        return moved, jnp.where(colours, strength * u[8:], 0.0)
+
+    coordinates, change = jax.vmap(draw)(_keys(key, images))
+    views = _resample(images, coordinates, _background(images))
+    return jax.vmap(_recolour, (0, 0, None))(views, change, False)
 
 
 VIEWS: dict[str, Callable[[Array, Array], Array]] = {
@@ -158,6 +201,38 @@ def _centred_grid(height: int, width: int) -> Array:
     """Rows and columns of all pixels, counted from the centre, float32 [2, H, W]."""
     rows, columns = jnp.arange(height) - (height - 1) / 2, jnp.arange(width) - (width - 1) / 2
     return jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"))
+
+
+def _background(images: Array) -> Array:
+    """Median of the four corners of images [B, H, W, C]: [B, C]."""
+    height, width = images.shape[1:3]
+    corners = images[:, :: height - 1, :: width - 1].reshape(len(images), 4, -1)
+    return jnp.median(corners, axis=1)
+
+
+def _linear_map(u: Array, config: DrawingConfig | RefillConfig) -> Array:
+    """Rotation, shear and scale of each axis from u [>= 4] in [-1, 1]: [2, 2]."""
+    angle = jnp.deg2rad(config.rotation) * u[0]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    shear = jnp.eye(2).at[1, 0].set(config.shear * u[1])
+    matrix = jnp.array([[cos, -sin], [sin, cos]]) @ shear
+    return matrix * jnp.exp(config.scale * u[2:4])[:, None]
+
+
+def _recolour(image: Array, change: Array, grey: Array | bool) -> Array:
+    """Change brightness, contrast, saturation and hue of an image [H, W, C] by change [4]."""
+    image = jnp.clip(image * (1 + change[0]), 0.0, 1.0)
+    weights = jnp.array(GREY_WEIGHTS if image.shape[-1] == 3 else (1.0,))
+    mean = jnp.mean(image, axis=(0, 1)) @ weights
+    image = jnp.clip(mean + (image - mean) * (1 + change[1]), 0.0, 1.0)
+    if image.shape[-1] != 3:
+        return image
+    to_grey = jnp.tile(weights[None], (3, 1))
+    chroma = _turn(2 * jnp.pi * change[3]) * jnp.where(grey, 0.0, 1 + change[2])
+    mix = to_grey + chroma @ (jnp.eye(3) - to_grey)
+    # A sum over channels: as a product of matrices it takes eight times as long on CPU.
+    turned = sum(image[..., c, None] * mix[None, None, :, c] for c in range(3))
+    return jnp.clip(turned, 0.0, 1.0)
 
 
 def _resample(images: Array, coordinates: Array, outside: Array) -> Array:
