@@ -101,6 +101,7 @@ def save(
       metric: validation accuracy, higher is better; None where this step was not validated.
 
     Raises:
+      UserError: the disk is full or cannot be written.
       ValueError: the metric is not finite, or a later step is already stored.
       TypeError: `meta` is not JSON.
     """
@@ -117,7 +118,13 @@ def save(
     plain = json.loads(json.dumps(dict(meta)))  # fails before anything is written, if it fails
     items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(plain))
     metrics = None if metric is None else {"validation": float(metric)}
-    manager.save(step, args=items, metrics=metrics)
+    try:
+        manager.save(step, args=items, metrics=metrics)
+    except (OSError, ValueError) as error:  # of the file system, or of Orbax's storage about it
+        raise UserError(
+            f"cannot save the checkpoint {manager.directory / str(step)} ({_reason(error)}); the "
+            "one before it is whole: make room there, then the same command goes on from it"
+        ) from error
     _tidy(manager.directory)
 
 
@@ -160,13 +167,16 @@ def restore(
     except UserError:
         raise
     except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
-        reason = (str(error).splitlines() or [""])[0][:160]
         raise UserError(
-            f"cannot read the checkpoint {folder} ({type(error).__name__}: {reason}); "
+            f"cannot read the checkpoint {folder} ({_reason(error)}); "
             "delete this folder to go on from the one before it"
         ) from error
     leaves = [_place(restored.state[name], like) for name, like in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), dict(restored.meta)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
 def _named(state: TrainState) -> dict[str, Any]:

@@ -2,40 +2,100 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from meml_jax.types import UserError
 
+UNFINISHED = ".tmp"
+"""Ends the names, which begin with a dot, of files that are being written."""
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn a failure of the disk, e.g. a full one, into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path} ({error.strerror or error}); make room or the folder writable, "
+            "then the same command goes on"
+        ) from error
+
+
+@contextlib.contextmanager
+def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` at the end, if nothing failed until then.
+
+    A stop at any moment leaves the old file or the new one. Missing folders are made.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    path = Path(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The same folder, because a rename is atomic only within one file system.
+        handle, temporary = tempfile.mkstemp(
+            dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED
+        )
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # else a power cut can leave a renamed but empty file
+            os.chmod(temporary, 0o666 & ~_umask())  # mkstemp gives 0600; others may read a result
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write `data` to `path` so that a stop at any moment leaves the old file or the new one.
+    """Write `data` to `path`, whole or not at all.
 
     Args:
       path: file to create or replace; missing folders are made.
       data: text (stored as UTF-8, newlines untouched) or bytes.
+
+    Raises:
+      UserError: it cannot be written.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = data.encode() if isinstance(data, str) else data
-    # The same folder, because a rename is atomic only within one file system.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    with open_atomic(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+def write_npz(path: str | os.PathLike[str], **arrays: Any) -> None:
+    """Write arrays as an npz, whole or not at all, without a second copy in memory.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    with open_atomic(path) as file:
+        np.savez(file, **arrays)
+
+
+def read_npz(path: Path, *, report: Callable[[str], None] = print) -> dict[str, np.ndarray] | None:
+    """Return the arrays of an npz by name, or None where it is missing or (reported) broken."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut can leave a renamed but empty file
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp gives 0600; others may read a result
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        # Opened here, as np.load leaves a broken file open; reading checks the CRC of each array.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        report(f"{path} is broken and will be made again ({error})")
+        return None
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -48,7 +108,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
       value: dicts, lists, numbers, strings; numpy scalars and arrays are converted.
 
     Raises:
-      UserError: a number is NaN or infinite; the message says where.
+      UserError: a number is NaN or infinite (the message says where), or it cannot be written.
     """
     plain = _plain(value, where=Path(path).name)
     write_atomic(path, json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n")

@@ -6,6 +6,7 @@ with `time` in seconds since 1970. Figures are drawn from it; TensorBoard events
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from typing import Any, Self, TextIO
 
 from tqdm import tqdm
 
-from meml_jax.files import write_atomic
+from meml_jax.files import write_atomic, writing
 from meml_jax.types import UserError
 
 FILE_NAME = "metrics.jsonl"
@@ -173,11 +174,15 @@ class MetricWriter:
           step: finished meta-steps.
           values: name, e.g. `train/loss` or `validation/accuracy`, to a scalar. One that is not
             finite is stored as null, which JSON has, in place of NaN, which it has not.
+
+        Raises:
+          UserError: the disk is full.
         """
         numbers = {name: float(value) for name, value in values.items()}
         record = {k: v if math.isfinite(v) else None for k, v in numbers.items()}
-        self._file.write(json.dumps({"step": int(step), "time": time.time(), **record}) + "\n")
-        self._file.flush()
+        with writing(self._file.name):
+            self._file.write(json.dumps({"step": int(step), "time": time.time(), **record}) + "\n")
+            self._file.flush()
         if self._board is not None:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, int(step))
@@ -189,7 +194,8 @@ class MetricWriter:
     def close(self) -> None:
         """Close the files and the bar."""
         self._progress.close()
-        self._file.close()
+        with contextlib.suppress(OSError):  # a record that could not be written has been reported
+            self._file.close()
         if self._board is not None:
             self._board.close()
 

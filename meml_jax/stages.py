@@ -34,12 +34,12 @@ from meml_jax import (
     training,
 )
 from meml_jax.config import Config
-from meml_jax.files import write_atomic, write_json
+from meml_jax.files import write_atomic, write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.model import Model, fresh_state, restore_params
 from meml_jax.types import Clusters, Dataset, TaskTable, UserError
-from meml_jax.workdir import fingerprint, load_npz, save_npz
+from meml_jax.workdir import fingerprint, load_product
 
 STAGES = ("embed", "cluster", "train", "test", "report")
 Report = Callable[[str], None]
@@ -55,7 +55,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         return None
     path = workdir / "embeddings.npz"
     wanted = fingerprint(config.embedding, config.seed, dataset.content_hash)
-    if (stored := load_npz(path, wanted)) is not None:
+    if (stored := load_product(path, wanted, report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
@@ -76,7 +76,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     z = embeddings.l2_normalize(z) if config.embedding.normalize else z
     clustering.check_embeddings(z, ids=split.ids)
     z = np.asarray(z, np.float32)
-    save_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
@@ -97,7 +97,7 @@ def cluster(
         dataset.train.labels,
         *truncated,
     )
-    if (stored := load_npz(path, wanted)) is not None:
+    if (stored := load_product(path, wanted, report=say)) is not None:
         say(f"cluster: reuses {path}")
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))
@@ -129,7 +129,7 @@ def cluster(
         "images": len(table.index),
         **(clustering.agreement(true, labels) or {"purity": None, "nmi": None}),
     }
-    save_npz(
+    write_npz(
         path,
         index=table.index,
         start=table.start,
@@ -167,8 +167,7 @@ def train(
         learner=get_learner(config.learner),
         inner=config.inner,
         outer=config.outer,
-        spec=model.spec,
-        bounds=model.bounds,
+        sampler=model.sampler,
         steps_per_call=config.train.steps_per_call,
     )
     size = jnp.asarray(clusters.table.size)
@@ -176,15 +175,13 @@ def train(
     key = key_for("train", config.seed)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     say(
-        f"train: {config.learner}, {len(size)} clusters, padded sizes {model.bounds.tolist()}, "
+        f"train: {config.learner}, {len(size)} clusters, {model.sampler.note}, "
         f"{dataset.train.images.nbytes / 2**20:.0f} MiB of images on the {place}"
     )
     with feed.open_feed(
         place,
         (dataset.train.images, clusters.table, weights, key),
-        spec=model.spec,
-        bounds=model.bounds,
-        meta_batch=config.outer.meta_batch,
+        sampler=model.sampler,
         train=config.train,
     ) as data:
         summary = training.train(

@@ -86,9 +86,12 @@ def train(
     Returns:
       {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole
       training, earlier processes included; `seconds` counts steps, validation and checkpoints.
+      `compile_seconds`, and `peak_bytes` of the compiled call, are those of the last process that
+      trained.
 
     Raises:
-      UserError: checkpoints of other settings; a loss that is not finite; a dead representation.
+      UserError: checkpoints of other settings; a loss or parameters that are not finite; a dead
+        representation; a full disk.
       Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
     for field in ("steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"):
@@ -124,7 +127,7 @@ def train(
         seconds, pending = meta["seconds"], meta["pending"]
         started = time.monotonic()
 
-        def save(metric: float | None = None) -> None:
+        def save(metric: float | None) -> dict[str, Any]:
             elapsed = seconds + time.monotonic() - started
             record = {
                 "fingerprint": fingerprint,
@@ -133,6 +136,7 @@ def train(
                 **compiled,
             }
             checkpoints.save(manager, state, record, metric)
+            return record
 
         with (
             MetricWriter(workdir, config.steps, start_step=step, label=wording.label) as writer,
@@ -152,13 +156,16 @@ def train(
                         step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
                     )
                     pending = {}
-                metric = None
-                if validate and (step % config.validate_every == 0 or step == config.steps):
+                last, metric = step == config.steps, None
+                validates = validate and (step % config.validate_every == 0 or last)
+                saves = validates or step % config.checkpoint_every == 0 or last or received
+                if saves:
+                    _check_parameters(state, wording)
+                if validate and validates:
                     metric = validate(state)
                     writer.write(step, {"validation/accuracy": metric})
-                last = step == config.steps
-                if metric is not None or step % config.checkpoint_every == 0 or last or received:
-                    save(metric)
+                if saves:
+                    meta = save(metric)
                 if received:
                     where = f"step {step} of {config.steps}"
                     raise Interrupted(
@@ -166,7 +173,6 @@ def train(
                     )
             if received:  # it came after the last look: later stages must not start
                 raise Interrupted(received[0], "stopped and saved; the same command goes on")
-        _, meta = checkpoints.restore(manager, jax.eval_shape(lambda: state))
     return _summary(step, meta)
 
 
@@ -182,6 +188,7 @@ def _compile(train_call, state, data):
     call = jax.jit(train_call, donate_argnums=0).lower(state, jnp.int32(1), *data).compile()
     memory = call.memory_analysis()
     peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
+    peak -= memory.alias_size_in_bytes  # the donated state is argument and output at once
     return call, {"compile_seconds": time.monotonic() - start, "peak_bytes": int(peak)}
 
 
@@ -200,6 +207,18 @@ def _check_finite(loss: np.ndarray, step: int, wording: Wording) -> None:
             f"{wording.cure} and use another --workdir to start anew: the same command goes on "
             "from the last checkpoint"
         )
+
+
+def _check_parameters(state: TrainState, wording: Wording) -> None:
+    """Keep out of a checkpoint what a gradient has spoilt in its last step, after a finite loss."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+        if not np.isfinite(np.asarray(leaf)).all():
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(
+                f"the parameters {name} are not finite after step {int(state.step)}; "
+                f"{wording.cure} and use another --workdir to start anew: the same command goes on "
+                "from the last checkpoint"
+            )
 
 
 def _check_alive(pending: dict[str, list[float]], step: int) -> None:

@@ -6,11 +6,8 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import io
 import json
-import zipfile
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import numpy as np
 
 from meml_jax.choices import OPEN
 from meml_jax.config import Config, flatten, from_dict
-from meml_jax.files import write_atomic, write_json
+from meml_jax.files import UNFINISHED, read_npz, write_json
 from meml_jax.types import UserError
 
 # What the parameters of a finished training depend on; other fields may change in a workdir.
@@ -34,7 +31,8 @@ def fingerprint(*parts: Any) -> str:
     """Digest of JSON-able values, settings and arrays.
 
     Only settings that differ from their default count, so a later version's new field, off by
-    default, does not make what exists look foreign.
+    default, does not make what exists look foreign. The default of an old field must therefore
+    never change: what was made with the old value would pass for made with the new one.
     """
 
     def plain(value: Any) -> Any:
@@ -63,8 +61,8 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
         # A stop before config.json was written leaves the lock and perhaps half of that file.
         ours = (".lock", ".config.json.")
         strangers = [p for p in workdir.iterdir() if not p.name.startswith(ours)]
-        if strangers and not (workdir / "config.json").exists():
-            raise UserError(f"{workdir} is not empty and not a workdir; use another --workdir")
+        if strangers:
+            _stored_config(workdir, f"{workdir} is not empty and not a workdir")
         lock = (workdir / ".lock").open("w")
     except OSError as error:
         raise UserError(
@@ -73,10 +71,17 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UserError(
                 f"another process works in {workdir}; wait for it or use another --workdir"
             ) from None
+        except OSError as error:
+            raise UserError(
+                f"cannot lock {workdir / '.lock'} ({error.strerror}), which keeps two processes "
+                "apart; use a --workdir on a file system with locks"
+            ) from None
+        for path in workdir.rglob(f".*{UNFINISHED}"):  # of a process that was killed
+            path.unlink(missing_ok=True)
         record_config(workdir, config)
         yield
 
@@ -94,17 +99,24 @@ def record_config(workdir: Path, config: Config) -> None:
     write_json(workdir / "config.json", dataclasses.asdict(config))
 
 
+def _stored_config(workdir: Path, trouble: str) -> Config:
+    """Read `config.json`; where it is not one of this program, say what follows from that."""
+    path = workdir / "config.json"
+    try:
+        tree = json.loads(path.read_text())
+        if not isinstance(tree, dict) or "preset" not in tree:
+            raise ValueError("not settings of this program")
+        return from_dict(tree)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{trouble} ({path}: {reason}); use another --workdir") from None
+
+
 def _check_same_training(workdir: Path, config: Config) -> None:
     trained = workdir / "checkpoints"
     if not (trained.is_dir() and any(trained.iterdir())):
         return
-    try:
-        stored = flatten(from_dict(json.loads((workdir / "config.json").read_text())))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read {workdir / 'config.json'} ({error}), so what was trained there is not "
-            "known; use another --workdir"
-        ) from None
+    stored = flatten(_stored_config(workdir, f"what was trained in {workdir} is not known"))
     now = flatten(config)
     differing = [
         f"{name} is {stored[name]!r} there, {value!r} now"
@@ -119,19 +131,9 @@ def _check_same_training(workdir: Path, config: Config) -> None:
         )
 
 
-def save_npz(path: Path, **arrays: Any) -> None:
-    """Write a product of a stage, whole or not at all."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    write_atomic(path, buffer.getvalue())
-
-
-def load_npz(path: Path, wanted: str) -> dict[str, np.ndarray] | None:
-    """Load a product if it is there, whole, and of the wanted fingerprint."""
-    try:
-        # Opened here, as np.load leaves a broken file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
-        return None
-    return arrays if str(arrays.get("fingerprint")) == wanted else None
+def load_product(
+    path: Path, wanted: str, *, report: Callable[[str], None]
+) -> dict[str, np.ndarray] | None:
+    """Load a stage's npz if it is there, whole (else it is reported), and of a fingerprint."""
+    arrays = read_npz(path, report=report)
+    return arrays if arrays and str(arrays.get("fingerprint")) == wanted else None

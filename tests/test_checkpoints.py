@@ -133,7 +133,7 @@ def test_failed_save_leaves_the_previous_and_can_be_repeated(tmp_path, monkeypat
         assert os.listdir(tmp_path) == ["1"]
         with monkeypatch.context() as patch:
             patch.setattr(os, "rename", fail)
-            with pytest.raises(OSError, match="disk full"):
+            with pytest.raises(UserError, match=r"2 \(OSError: disk full\); the one before it is"):
                 checkpoints.save(manager, make_state(2), {})
         assert_same(checkpoints.restore(manager, make_state())[0], make_state(1))
         checkpoints.save(manager, make_state(2), {})

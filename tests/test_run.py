@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 
 import numpy as np
@@ -156,6 +157,7 @@ def test_a_broken_product_after_training_is_made_again_and_fits(copy):
     for name in ("embeddings.npz", "tasks.npz", "points.json"):
         (copy / name).write_bytes(b"PK\x03\x04 not whole")
     lines = programs.succeed(copy, "--stage=train")
+    assert said(lines, f"{copy / 'tasks.npz'} is broken and will be made again")
     assert said(lines, "embed: pca") and said(lines, "train: reuses 40 steps")
 
 
@@ -176,6 +178,23 @@ def test_a_folder_of_other_things(tmp_path):
     assert programs.snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
+@pytest.mark.parametrize("text", ['{"compilerOptions": {}}', "[1]", "{", '{"preset": "x", "a": 1}'])
+def test_a_folder_with_a_config_of_something_else(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert "is not empty and not a workdir" in programs.refuse(tmp_path)
+    assert (tmp_path / "config.json").read_text() == text
+
+
+def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    error = programs.refuse(tmp_path)
+    assert f"cannot write {tmp_path / 'config.json'} (No space left on device)" in error
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize("below", [True, False])
 def test_a_workdir_that_cannot_be_made(tmp_path, below):
     (tmp_path / "file").write_text("mine")
@@ -188,6 +207,7 @@ def test_a_start_that_was_killed_early_leaves_a_workdir(tmp_path):
     (tmp_path / ".lock").touch()
     (tmp_path / ".config.json.abc.tmp").write_text("{")
     assert "data.name: got 'x'" in programs.refuse(tmp_path, data__name="x")
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "config.json"}
 
 
 # Command lines that cannot be meant.

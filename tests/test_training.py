@@ -48,7 +48,9 @@ def validate(state):
     return 1.0 if int(state.step) == 9 else float(jax.nn.sigmoid(state.params["fen"][1])) / 2
 
 
-def train(workdir, *, config=CONFIG, stop=None, bad_step=-1, spread=1.0, lines=None, **fields):
+def train(
+    workdir, *, config=CONFIG, stop=None, bad_step=-1, spread=1.0, lines=None, call=None, **fields
+):
     """Train; `stop` is called with the first step of each compiled call."""
     config = TrainConfig(**(vars(config) | fields))
     data = (jnp.int32(0), jnp.int32(bad_step), jnp.float32(spread))
@@ -59,7 +61,7 @@ def train(workdir, *, config=CONFIG, stop=None, bad_step=-1, spread=1.0, lines=N
         return data
 
     return training.train(
-        train_call,
+        call or train_call,
         fresh_state,
         data_of,
         config,
@@ -211,6 +213,43 @@ def test_a_loss_that_is_not_finite_stops(tmp_path, bad_step):
         latest = max((s for s in SAVED if s < bad_step), default=None)
         with checkpoints.open_checkpoints(tmp_path / "checkpoints") as manager:
             assert checkpoints.latest_step(manager) == latest
+
+
+@pytest.mark.parametrize("bad_step", [7, 23])
+def test_parameters_that_are_not_finite_reach_no_checkpoint(tmp_path, bad_step):
+    """Of the last step before a checkpoint: no later loss tells of them."""
+
+    def spoils(state, *rest):
+        state, history = train_call(state, *rest)
+        bad = state.step == bad_step
+        params = state.params | {"cln": jnp.where(bad, jnp.inf, state.params["cln"])}
+        return TrainState(state.step, params, state.opt_state), history
+
+    with pytest.raises(UserError, match=rf"parameters cln are not finite after step {bad_step};"):
+        train(tmp_path, call=spoils)
+    saved = [s for s in SAVED if s < bad_step]
+    if saved:
+        assert int(stored(tmp_path)[0].step) == saved[-1]
+    else:
+        assert not any((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path, monkeypatch):
+    class Full:
+        name = str(tmp_path / "metrics.jsonl")
+
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    writer = training.MetricWriter(tmp_path, 3, tensorboard=False)
+    writer._file.close()
+    writer._file = Full()
+    with pytest.raises(UserError, match=r"metrics.jsonl \(No space left on device\); make room"):
+        with writer:
+            writer.write(1, {"train/loss": 1.0})
 
 
 def test_a_dead_representation_stops(tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from meml_jax import files
+from meml_jax.types import UserError
 
 
 def folder(cache_dir: str | None) -> Path:
@@ -27,15 +27,7 @@ def key(*parts: Any) -> str:
 
 def load(path: Path, *, report: Callable[[str], None] = print) -> dict[str, np.ndarray] | None:
     """Return the arrays of an npz by name, or None where it is missing or (reported) broken."""
-    try:
-        # Opened here, as np.load leaves a broken file open; reading checks the CRC of each array.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        report(f"cache: {path} is broken and will be made again ({error})")
-        return None
+    return files.read_npz(path, report=lambda line: report(f"cache: {line}"))
 
 
 def store(path: Path, *, report: Callable[[str], None] = print, **arrays: np.ndarray) -> None:
@@ -47,15 +39,6 @@ def store(path: Path, *, report: Callable[[str], None] = print, **arrays: np.nda
       **arrays: none of them of dtype object.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # In a stream, not with files.write_atomic: the bytes may be too many to hold twice.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".npz")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        report(f"cache: cannot write {path} ({error}); set data.cache_dir to a writable folder")
+        files.write_npz(path, **arrays)
+    except UserError as error:
+        report(f"cache: {error}; or set data.cache_dir to another folder")
