@@ -50,15 +50,24 @@ class EmbeddingConfig:
     """How unlabelled images become vectors."""
 
     name: str = "pca"  # pca, pixels, contrastive, npz
-    dim: int = 64  # pca: number of components
-    whiten: bool = False
-    normalize: bool = False  # l2-normalise each vector
-    channels: int = 256  # contrastive: width of the FEN
-    views: str = "drawing"  # contrastive: drawing, photo
+    dim: int = 64  # pca, deepcluster, sela: number of components
+    whiten: bool = False  # decorrelate, unit variance; for any embedding
+    normalize: bool = False  # l2-normalise each vector, after whitening
+    channels: int = (
+        256  # contrastive: width of the FEN; deepcluster, sela: of AlexNet (256: its own)
+    )
+    views: str = "drawing"  # contrastive, deepcluster, sela: drawing, photo
     temperature: float = 0.1  # contrastive
+    width: int = 16  # acai: channels of the first block, doubled by each (its authors: 64)
+    depth: int = 3  # acai: blocks, each halves the image
+    critic_mix: float = 0.2  # acai: gamma, share of the image in what the critic calls real
+    critic_weight: float = 0.5  # acai: lambda, of the critic in the autoencoder's loss
+    num_pseudo_labels: int = 256  # deepcluster, sela: labels that the network learns to predict
+    round_steps: int = 100  # deepcluster, sela: steps until labels are made anew; tens
+    sharpness: float = 25.0  # sela: lambda, of scores against entropy in the assignment
     steps: int = 2_000  # of a trained embedding
     batch_size: int = 256  # images a step (contrastive: pairs of views)
-    learning_rate: float = 1e-3  # Adam, cosine decay to 0
+    learning_rate: float = 1e-3  # Adam, cosine decay to 0 (deepcluster, sela: SGD)
     checkpoint_every: int = 100  # steps
 
 
@@ -70,6 +79,7 @@ class ClusteringConfig:
     num_init: int = 1
     max_iter: int = 100
     minibatch_above: int = 100_000  # rows; larger sets use MiniBatchKMeans
+    rounds: int = 1  # more: embed with the meta-trained FEN, cluster and train again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +92,27 @@ class TasksConfig:
     min_used: int | None = None  # least: from there to max_size in proportion to the cluster's size
     usable_fraction: float = 1.0  # leading share of a cluster that tasks use (released code: 3/4)
     support_fraction: float = 2 / 3  # of the images used
-    query_from: str = "other"  # random query images from other clusters, or all (released code)
+    # Random query images come from other clusters, or all (released code); coreset: all of S_query
+    # comes from a reservoir of what was seen.
+    query_from: str = "other"
     num_random_query: int = 10
-    balance: str = "none"  # none, or loss: Gamma of eqs 5-7
+    coreset_size: int = 500  # images kept
+    coreset_batch: int = 15  # of them in each S_query
+    # truncate: drop clusters under balance_size and draw so many of others; augment: refill them to
+    # balance_size with random views; loss: Gamma of eqs 5-7.
+    balance: str = "none"
+    balance_size: int = 20
     num_buckets: int = 8  # padded sizes; each is compiled once
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodesConfig:
+    """N-way K-shot episodes, the standard few-shot setting (Table 3)."""
+
+    ways: int = 0  # classes of an episode, outputs of the CLN; 0: one cluster a task, as in Sec. 2
+    shots: int = 1  # support images a class
+    queries: int = 5  # query images a class
+    balanced: bool = True  # False: support images in proportion to the cluster, `shots` on average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +130,14 @@ class InnerConfig:
     """The inner update, eq. 3."""
 
     lr: float = 0.01
+    steps: int = 1  # how often each phase of the learner is done (maml, fomaml, anil: its steps)
+    first_order: bool = False  # inner gradients are constants to the outer one (fomaml: always)
+    remat: bool = False  # recompute inner steps in the outer gradient: less memory, more time
     reset_bias: bool = True  # redraw the class's bias with its row (released code: False)
+    # Refinements of the pooling that the paper names as future work (pooling.py); off by default.
+    keep_nearest: float = 1.0  # share of a cluster that is pooled, nearest to its mean feature
+    max_distance: float | None = None  # farther ones are not pooled; in rms distances, 1 or more
+    sub_group_size: int | None = None  # images pooled into one of several, which are then pooled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +155,7 @@ class TrainConfig:
     """Meta-training."""
 
     steps: int = 40_000
+    init: str = "random"  # FEN at step 0: random, or embedding (the contrastive one's FEN)
     steps_per_call: int = 50  # meta-steps in one compiled call
     images_on: str = "auto"  # device, host (same result, gathered for each call), auto: by memory
     log_every: int = 500  # steps
@@ -135,7 +170,7 @@ class TestConfig:
     protocol: str = "clean"  # clean, released
     heads: tuple[str, ...] = ("sgd", "prototype")  # first one is the result, others are compared
     num_classes: tuple[int, ...] = (10, 50, 75, 100, 150, 200)  # empty: chosen and printed
-    num_outputs: int | None = None  # width of the sgd head; None: all test classes
+    num_outputs: int | None = None  # of the sgd head; None: max(num_classes), released: all classes
     runs: int = 50
     shots: int = 15  # images a class in the stream
     queries: int = 5  # images a class that are tested
@@ -143,6 +178,9 @@ class TestConfig:
         0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 3e-5, 1e-5, 3e-6, 1e-6, 3e-7, 1e-7,
     )  # fmt: skip
     trajectories: int = 5  # streams a learning rate is judged on
+    ways_shots: tuple[tuple[int, ...], ...] = ((5, 1), (5, 5), (20, 1), (20, 5))  # of episodes
+    episodes: int = 600  # at each of them, with `queries` images a class
+    inner_steps: int | None = None  # of an episode; None: as in meta-training
     reservoir_size: int = 500  # images kept by the sgd_reservoir head
     reservoir_batch: int = 10  # of them replayed with each new image
     iid: bool = True  # also report the sgd head on a shuffled stream
@@ -162,6 +200,7 @@ class Config:
     embedding: EmbeddingConfig = EmbeddingConfig()
     clustering: ClusteringConfig = ClusteringConfig()
     tasks: TasksConfig = TasksConfig()
+    episodes: EpisodesConfig = EpisodesConfig()
     network: NetworkConfig = NetworkConfig()
     inner: InnerConfig = InnerConfig()
     outer: OuterConfig = OuterConfig()
@@ -184,7 +223,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "test.protocol": "released",
     },
 }
-"""What the paper says, and what its released code does instead (docs/deviations.md)."""
+"""What the paper says, which is the default of each field, and what its released code does instead
+(docs/deviations.md)."""
 
 
 def override(config: Config, values: dict[str, Any]) -> Config:
@@ -256,20 +296,40 @@ def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str
 
     Args:
       arg: what stands behind the colon of `--config=FILE:arg`: names separated by commas, e.g.
-        `released,smoke`.
+        `released,smoke`; later ones win. At most one of them may be a method, which a run is named
+        after (it sets `preset`): `paper`, `released`, or one of the file's.
       presets: the file's own presets; `paper` and `released` always exist.
       values: the file's overrides of the defaults.
 
     Raises:
-      UserError: an unknown preset.
+      UserError: an unknown preset, or two methods.
     """
     known = PRESETS | presets
-    config = override(Config(), values)
-    for name in filter(None, arg.split(",")):
+    names = [name.strip() for name in arg.split(",") if name.strip()]
+    for name in names:
         if name not in known:
             raise UserError(f"unknown preset {name!r}, expected some of {sorted(known)}")
+    methods = [name for name in names if "preset" in known[name]]
+    if len(methods) > 1:
+        raise UserError(f"presets {arg!r}: got {' and '.join(methods)}, expected one of them")
+    config = override(Config(), values)
+    for name in names:
         config = override(config, known[name])
     return config_dict(config)
+
+
+def departures(config: Config) -> dict[str, Any]:
+    """Fields, and their values, in which a run is not what its `preset` stands for.
+
+    Of `paper` and `released`, and of the points in which these two differ; the learner, which a
+    result names, is not among them.
+    """
+    if config.preset not in PRESETS:
+        return {}
+    expected = flatten(Config()) | PRESETS[config.preset]
+    values = flatten(config)
+    points = sorted(PRESETS["released"].keys() - {"preset", "learner"})
+    return {name: values[name] for name in points if values[name] != expected[name]}
 
 
 def _hint(path: str) -> str:
@@ -303,6 +363,15 @@ def _build(cls: type, tree: Any, prefix: str) -> Any:
     return cls(**values)
 
 
+def _words(items: typing.Iterable[Any]) -> list[Any]:
+    """Split words at commas: `a,b` and `(a,b)` without quotes come as one from the command line."""
+    words: list[Any] = []
+    for item in items:
+        parts = item.strip("()[] ").split(",") if isinstance(item, str) else [item]
+        words += [part.strip(" '\"") if isinstance(part, str) else part for part in parts]
+    return [word for word in words if word != ""]
+
+
 def _checked(value: Any, hint: Any, path: str) -> Any:
     """Return value as the annotated type: whole numbers may stand for floats, lists for tuples."""
     kinds = typing.get_args(hint) if type(None) in typing.get_args(hint) else (hint,)
@@ -311,6 +380,7 @@ def _checked(value: Any, hint: Any, path: str) -> Any:
     for kind in kinds:
         if typing.get_origin(kind) is tuple and isinstance(value, list | tuple):
             item = typing.get_args(kind)[0]
+            value = _words(value) if item is str else value
             return tuple(_checked(v, item, f"{path}[{i}]") for i, v in enumerate(value))
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)

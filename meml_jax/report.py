@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import PurePath
 from typing import Any
 
-from meml_jax.paper import paper_rows
+from meml_jax.paper import few_shot_rows, paper_rows
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
@@ -40,7 +40,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
     parts = [
         [f"# {_learner(results)} on {results['dataset']}"],
         _run(results),
-        _accuracy(results),
+        _few_shot(results) if _is_few_shot(results) else _accuracy(results),
         _clustering(results.get("clustering") or {}),
         _cost(results.get("meta_train") or {}),
         ["## Figures", *(f"![{_title(path)}]({path})" for path in figures)] if figures else [],
@@ -52,6 +52,9 @@ def _run(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
     embedding = ", ".join(f"{k} {_value(v)}" for k, v in (results.get("embedding") or {}).items())
     facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
+    if departures := results.get("departures"):
+        settings = ", ".join(f"`{name}`={value}" for name, value in departures.items())
+        facts["preset"] = f"{facts['preset']}, except {settings}"
     facts["data"] = results.get("note") or None
     facts |= {"versions": versions or None, "embedding": embedding or None}
     for name in _SETTINGS:
@@ -104,6 +107,34 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         if table:
             blocks += [text, _table(counts, table)]
     return blocks
+
+
+def _is_few_shot(results: Mapping[str, Any]) -> bool:
+    return bool(results["meta_test"]["protocol"] == "few_shot")
+
+
+def _few_shot(results: Mapping[str, Any]) -> list[str]:
+    episodes = results["config"]["episodes"]
+    trained = f"{_learner(results)} {episodes['ways']},{episodes['shots']}"
+    test, others = results["meta_test"], results.get("comparisons") or []
+    points = [
+        (name, {(p["num_classes"], p["shots"]): p for p in series["points"]})
+        for name, series in [(trained, test), *((one["name"], one) for one in others)]
+    ]
+    at = list(points[0][1])
+    rows = [(name, [_interval(row[n]) for n in at]) for name, row in points]
+    for name, row in few_shot_rows(results["dataset"]).items():
+        if set(row) & set(at):
+            rows.append((f"{name} (paper)", [f"{row[n]:.1f}" if n in row else "-" for n in at]))
+    rows.append(("chance", [_percent(points[0][1][n]["chance"]) for n in at]))
+    runs = sorted({point["runs"] for point in test["points"]})
+    return [
+        "## Accuracy",
+        "Accuracy in % on the queries of episodes of test classes, by ways,shots, ± half the width "
+        f"of the 95 % interval (episodes: {', '.join(map(str, runs))}). The rows of the paper are "
+        "named by the ways,shots of their training.",
+        _table([f"{ways},{shots}" for ways, shots in at], rows, head="ways,shots"),
+    ]
 
 
 def _verdict(points: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -161,8 +192,10 @@ def _bullets(facts: Mapping[str, Any]) -> str:
     return "\n".join(f"- {name}: {_value(v)}" for name, v in facts.items() if v is not None)
 
 
-def _table(counts: Sequence[int], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    lines = [["classes", *map(str, counts)], ["---", *["---:"] * len(counts)]]
+def _table(
+    counts: Sequence[int | str], rows: Sequence[tuple[str, Sequence[str]]], *, head: str = "classes"
+) -> str:
+    lines = [[head, *map(str, counts)], ["---", *["---:"] * len(counts)]]
     lines += [[name.replace("|", "\\|"), *cells] for name, cells in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

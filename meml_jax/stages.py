@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from meml_jax import (
     embeddings,
     environment,
     feed,
+    few_shot,
     figures,
     meta_train,
     metrics,
@@ -33,7 +34,7 @@ from meml_jax import (
     tasks,
     training,
 )
-from meml_jax.config import Config
+from meml_jax.config import Config, departures
 from meml_jax.files import write_atomic, write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
@@ -213,7 +214,11 @@ def test(
 ) -> dict[str, Any]:
     """Meta-test with every head and both baselines; writes and returns `results.json`."""
     params, step = restore_params(config, model, workdir)
-    evaluators = curves.evaluators(
+    few = bool(config.episodes.ways)
+    at: Sequence[Any] = config.test.ways_shots if few else config.test.num_classes
+    protocol = "few_shot" if few else config.test.protocol
+    names = few_shot.NAMES if few else curves.NAMES
+    evaluators = (few_shot.evaluators if few else curves.evaluators)(
         config,
         dataset,
         network=model.network,
@@ -222,7 +227,7 @@ def test(
     )
     points = curves.evaluate(
         evaluators,
-        config.test.num_classes,
+        at,
         path=workdir / "points.json",
         # The set for the test is in none of the others: one training can be tested on several.
         fingerprint=fingerprint(
@@ -232,8 +237,8 @@ def test(
     )
 
     def curve(head: str) -> dict[str, Any]:
-        rows = [points[f"{head}/{n}"] for n in config.test.num_classes]
-        return {"protocol": config.test.protocol, "head": head, "points": rows}
+        rows = [points[f"{head}/{n}"] for n in at]
+        return {"protocol": protocol, "head": head, "points": rows}
 
     first, *others = evaluators
     results = {
@@ -247,6 +252,7 @@ def test(
         },
         "learner": config.learner,
         "preset": config.preset,
+        "departures": departures(config),
         "seed": config.seed,
         "device": environment.device_name(),
         "versions": environment.versions(),
@@ -259,7 +265,7 @@ def test(
         "clustering": clusters.info,
         "meta_train": meta_train_summary,
         "meta_test": curve(first) | {"checkpoint_step": step},
-        "comparisons": [curve(head) | {"name": curves.NAMES[head]} for head in others],
+        "comparisons": [curve(head) | {"name": names[head]} for head in others],
         "config": dataclasses.asdict(config),
     }
     write_json(workdir / "results.json", results)
@@ -278,14 +284,16 @@ def write_report(
     folder = workdir / "figures"
     params, _ = restore_params(config, model, workdir)
     beside = paper.rows_beside(config, dataset.name)
-    figures.accuracy_curve(results, folder / "accuracy.png", paper=beside)
+    curve = () if config.episodes.ways else ("accuracy",)  # (ways, shots) are no curve
+    if curve:
+        figures.accuracy_curve(results, folder / "accuracy.png", paper=beside)
     attended = attention.attend(params, dataset.train.images, clusters.table, network=model.network)
     figures.cluster_grid(attended, folder / "clusters.png")
     figures.cluster_sizes(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
     )
     figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
-    names = ("accuracy", "clusters", "cluster_sizes", "training")
+    names = (*curve, "clusters", "cluster_sizes", "training")
     text = report.render(results, figures=[f"figures/{name}.png" for name in names])
     write_atomic(workdir / "report.md", text)
     return workdir / "report.md"

@@ -174,6 +174,25 @@ def test_presets_are_separated_by_commas_and_later_ones_win():
         build("one,tow")
 
 
+@pytest.mark.parametrize("arg", ["released,paper", "paper,smoke,released", "mine,released"])
+def test_one_run_is_named_after_one_method(arg):
+    presets = {"mine": {"preset": "mine", "inner.lr": 0.1}, "smoke": {"train.steps": 3}}
+    with pytest.raises(UserError, match=r"got \w+ and \w+, expected one of them"):
+        config.preset_config(arg, presets, {})
+    built = from_dict(config.preset_config(" released, smoke,", presets, {}).to_dict())
+    assert built.preset == "released" and built.train.steps == 3
+
+
+def test_departures_are_points_in_which_a_run_is_not_its_preset():
+    released = override(Config(), config.PRESETS["released"])
+    assert config.departures(Config()) == config.departures(released) == {}
+    changed = {"network.cln_relu": False, "learner": "oml", "inner.lr": 0.1}
+    assert config.departures(override(Config(), changed)) == {"network.cln_relu": False}
+    changed = {"network.cln_relu": True, "test.protocol": "clean"}
+    assert config.departures(override(released, changed)) == changed
+    assert config.departures(override(released, {"preset": "mine"})) == {}
+
+
 def test_the_released_preset_sets_fields_that_the_paper_leaves():
     paper, released = (override(Config(), config.PRESETS[n]) for n in ("paper", "released"))
     assert paper == Config()
@@ -216,6 +235,17 @@ def test_booleans_on_the_command_line(tmp_path, text, value):
     assert found.data.skip_bad is value and found.network.cln_relu is value
 
 
+@pytest.mark.parametrize(
+    "text", ["sgd,prototype", "(sgd,prototype)", "('sgd','prototype')", "[sgd, 'prototype',]"]
+)
+def test_words_need_no_quotes_on_the_command_line(text):
+    locked = config_dict(Config())
+    # As ml_collections hands it over where it cannot read a tuple.
+    words = ("sgd", "prototype") if text.startswith("('") else (text,)
+    locked.test.heads = words
+    assert from_dict(locked.to_dict()).test.heads == ("sgd", "prototype")
+
+
 def test_tuples_none_fields_and_numbers_on_the_command_line(tmp_path):
     found = effective(
         tmp_path,
@@ -223,7 +253,7 @@ def test_tuples_none_fields_and_numbers_on_the_command_line(tmp_path):
         "12",
         test__num_classes="(3,7)",
         test__learning_rates="0.1,0.01",
-        test__heads="('prototype','sgd')",
+        test__heads="prototype,sgd",
         data__dir="5",
         outer__lr="1",
     )

@@ -62,9 +62,11 @@ def test_numbers_of_the_table():
 
 def test_the_rest_of_the_report():
     results = {**RESULTS, "config": {"inner": {"lr": 0.01}}}
+    results["departures"] = {"network.cln_relu": False}
     text = report.render(results, figures=["figures/accuracy_curve.png"])
     for line in (
-        "# meml on omniglot", "- seed: 3", "- versions: jax 0.10.2, meml_jax 1.0",
+        "# meml on omniglot", "- preset: paper, except `network.cln_relu`=False",
+        "- seed: 3", "- versions: jax 0.10.2, meml_jax 1.0",
         "- embedding: name pca, dim 64", "- `inner.lr`: 0.01", "- clusters dropped: 65",
         "- images a cluster (min, median, max): 2, 18.5, 121", "- purity: 0.312",
         "- normalised mutual information: 0.713", "- meta-steps/s: 15.38",
