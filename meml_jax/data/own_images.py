@@ -1,0 +1,75 @@
+"""A user's own images, in whatever form they come, as what a network was trained on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meml_jax.data import arrays, readers
+from meml_jax.types import UserError
+
+LIGHT_INK = ("glyphs", "omniglot")
+"""Data sets of drawings with ink 255 on 0."""
+
+_CHANNELS = (1, 3, 4)
+
+
+def fit_images(images: Any, *, image_size: int, channels: int, light_ink: bool) -> np.ndarray:
+    """Bring images of any size, grey or colour, to uint8 [N, S, S, C] as `readers` does with files.
+
+    Args:
+      images: one image or several: an array uint8 [H, W], [H, W, 1, 3 or 4] (grey, RGB, RGBA),
+        [N, H, W] or [N, H, W, 1, 3 or 4]; the path of an image file; or a list of single images,
+        each of its own size. Three axes are one image where the last has 1, 3 or 4 entries.
+      image_size: S, pixels.
+      channels: C, 1 or 3.
+      light_ink: the network knows drawings with light ink on dark ground. An image that is light
+        on the whole, as ink on paper, is inverted; each is judged by itself.
+
+    Returns:
+      uint8 [N, S, S, C].
+
+    Raises:
+      UserError: no images, another dtype or shape, or a file that cannot be read.
+    """
+    size = {"image_size": image_size, "channels": channels}
+    several = isinstance(images, list | tuple)
+    parts = [_fit(x, alone=several, **size) for x in (images if several else [images])]
+    if not any(map(len, parts)):
+        raise UserError("got no images, expected at least one")
+    fitted = np.concatenate(parts)
+    if light_ink:
+        light = fitted.mean(axis=(1, 2, 3), keepdims=True) > 127
+        fitted = np.where(light, 255 - fitted, fitted)
+    return fitted
+
+
+def _fit(image: Any, *, alone: bool, image_size: int, channels: int) -> np.ndarray:
+    """Fit an item of a list (`alone`: it must be a single image), or what was given instead."""
+    if isinstance(image, str | os.PathLike):
+        try:
+            return readers.decode(
+                Path(image).expanduser().read_bytes(), image_size=image_size, channels=channels
+            )[None]
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise about anything on a broken file
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise UserError(f"{image}: cannot be read as an image ({reason})") from None
+    x = np.asarray(image)
+    if x.ndim == 2 or x.ndim == 3 and x.shape[-1] in _CHANNELS:
+        x = x.reshape(1, *x.shape[:2], -1)
+    elif x.ndim == 3 and not alone:
+        x = x[..., None]
+    elif x.ndim != 4 or alone:
+        x = x.reshape(0)
+    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in _CHANNELS or 0 in x.shape[1:]:
+        raise UserError(
+            f"got an image array {np.asarray(image).dtype} {list(np.shape(image))}, expected uint8 "
+            "values 0..255 in the shape [H, W], [H, W, 1, 3 or 4]"
+            + (" for each image of a list" if alone else ", [N, H, W] or [N, H, W, 1, 3 or 4]")
+        )
+    return arrays.fit_rows(x, image_size=image_size, channels=channels)
