@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from meml_jax.config import DataConfig
-from meml_jax.data import cache, datasets, download, readers, splits
+from meml_jax.data import cache, datasets, download, listing, omniglot, readers, splits
 from meml_jax.types import UserError
 
 
@@ -95,7 +95,7 @@ def test_t1_reads_what_is_readable_and_names_the_rest(tmp_path, lines, zipped):
     if zipped:
         zip_of(root, tmp_path / "data.zip", "data/")
         root = tmp_path / "data.zip"
-    files = readers.list_images(root, report=lines.append)
+    files = listing.list_images(root, report=lines.append)
     ids = [file.id.removeprefix("data/") for file in files]
     names = "bit.png cmyk.jpg grey.png moving.gif palette.png rgba.png sixteen.png turned.jpg"
     assert ids == [f"a/{name}" for name in (names + " wide.png").split()] + [
@@ -136,7 +136,7 @@ def test_at_most_five_bad_files_are_named(tmp_path):
     for i in range(7):
         write(tmp_path / "a" / f"{i}.png", b"")
     with pytest.raises(UserError, match=r"7 of 7 .*a/4.png \(zero bytes\), \.\.\."):
-        readers.read_images(readers.list_images(tmp_path), image_size=8, channels=1, skip_bad=True)
+        readers.read_images(listing.list_images(tmp_path), image_size=8, channels=1, skip_bad=True)
 
 
 def test_sixteen_bit_is_scaled_and_the_centre_is_cut_out():
@@ -163,7 +163,7 @@ def test_a_file_that_is_no_zip_is_named(tmp_path, content, said):
     write(tmp_path / "set.zip", content)
     for root in (tmp_path, tmp_path / "set.zip"):
         with pytest.raises(UserError, match=rf"set\.zip: got .*{said}.*expected a complete zip"):
-            readers.list_images(root)
+            listing.list_images(root)
 
 
 def test_a_damaged_member_of_a_zip_is_named(tmp_path):
@@ -172,7 +172,7 @@ def test_a_damaged_member_of_a_zip_is_named(tmp_path):
     data = bytearray((tmp_path / "set.zip").read_bytes())
     data[data.index(b"IDAT") + 5] ^= 255
     write(tmp_path / "set.zip", bytes(data))
-    files = readers.list_images(tmp_path / "set.zip")
+    files = listing.list_images(tmp_path / "set.zip")
     with pytest.raises(UserError, match=r"1 of 6 .*set/c0/0.png \(Bad CRC-32"):
         readers.read_images(files, image_size=8, channels=1)
 
@@ -193,7 +193,7 @@ def test_ids_do_not_depend_on_creation_order_or_on_zipping(tmp_path):
             write(tmp_path / str(k) / "set" / name, png(k))
     zip_of(tmp_path / "0" / "set", tmp_path / "set.zip")
     listed = [
-        [file.id for file in readers.list_images(root)]
+        [file.id for file in listing.list_images(root)]
         for root in (tmp_path / "0", tmp_path / "1", tmp_path / "set.zip")
     ]
     assert listed[0] == listed[1] == listed[2]
@@ -206,7 +206,7 @@ def test_zip_beside_its_unpacked_folder_is_read_once_and_links_may_loop(tmp_path
     zip_of(tmp_path / "set", tmp_path / "set.zip", "set/")
     os.symlink(tmp_path, tmp_path / "set" / "loop", target_is_directory=True)
     os.symlink(tmp_path / "nothing", tmp_path / "set" / "c0" / "dangling.png")
-    ids = [file.id for file in readers.list_images(tmp_path)]
+    ids = [file.id for file in listing.list_images(tmp_path)]
     assert len(ids) == len(set(ids)) == 24 and ids[0] == "set/c0/0.png"
 
 
@@ -345,7 +345,7 @@ def test_cache_folder(monkeypatch):
 def omniglot_names():
     return [
         f"{part}/alphabet{c // 30:02d}/character{c:03d}"
-        for part, n in splits.OMNIGLOT.items()
+        for part, n in omniglot.ARCHIVES.items()
         for c in range(n)
     ]
 
@@ -354,12 +354,12 @@ def omniglot_names():
                                               ("official", (864, 100, 659))])  # fmt: skip
 def test_omniglot_split_at_full_size(split, sizes):
     names = omniglot_names()
-    parts = splits.omniglot_split(names, split, 0)
+    parts = omniglot.split_characters(names, split, 0)
     assert tuple(map(len, parts)) == sizes
     assert sorted(np.concatenate(parts)) == list(range(1623))
-    again = splits.omniglot_split(names, split, 0)
+    again = omniglot.split_characters(names, split, 0)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
-    assert not np.array_equal(parts[1], splits.omniglot_split(names, split, 1)[1])
+    assert not np.array_equal(parts[1], omniglot.split_characters(names, split, 1)[1])
     if split == "official":
         assert parts[2].min() == 964
     else:  # frozen: results are compared across versions
@@ -368,14 +368,14 @@ def test_omniglot_split_at_full_size(split, sizes):
 
 def test_omniglot_split_refuses_other_counts_and_names():
     with pytest.raises(UserError, match="963 characters in images_background, expected 964"):
-        splits.omniglot_split(omniglot_names()[1:], "random", 0)
+        omniglot.split_characters(omniglot_names()[1:], "random", 0)
     with pytest.raises(UserError, match="data.split: got 'lake', expected random or official"):
-        splits.omniglot_split(omniglot_names(), "lake", 0)
+        omniglot.split_characters(omniglot_names(), "lake", 0)
 
 
 def test_omniglot_of_wrong_counts_is_refused_before_decoding(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "decode", None)
-    for part in splits.OMNIGLOT:
+    for part in omniglot.ARCHIVES:
         for i in range(19):
             write(tmp_path / part / "Greek" / "character01" / f"0001_{i:02d}.png", b"")
     with pytest.raises(UserError) as error:
@@ -393,15 +393,15 @@ def test_omniglot_of_full_size_has_ink_255_on_0(tmp_path, monkeypatch):
         return image
 
     monkeypatch.setattr(readers, "decode", draw)
-    for part in splits.OMNIGLOT:
+    for part in omniglot.ARCHIVES:
         write(tmp_path / f"{part}.zip", b"x")
     some = tmp_path / "images_background.zip"  # one file stands for all images
     files = [
-        readers.ImageFile(f"{name}/{i:02d}.png", some, None, "stamp")
+        listing.ImageFile(f"{name}/{i:02d}.png", some, None, "stamp")
         for name in omniglot_names()
         for i in range(20)
     ]
-    monkeypatch.setattr(readers, "list_images", lambda root, **options: files)
+    monkeypatch.setattr(listing, "list_images", lambda root, **options: files)
     data = load(tmp_path, name="omniglot")
     assert [p.num_classes for p in (data.train, data.validation, data.test)] == [1100, 100, 423]
     assert data.test.images[:, 0, 0].min() == 255 and data.test.images.sum() == 255 * 423 * 20
@@ -420,7 +420,7 @@ def test_omniglot_offline_without_tfds(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         load(tmp_path / "new", name="omniglot")
     for part in ("images_background.zip and images_evaluation.zip", str(tmp_path / "new"),
-                 "pip install 'meml_jax[tfds]'", "by hand", download.OMNIGLOT_URL):  # fmt: skip
+                 "pip install 'meml_jax[tfds]'", "by hand", omniglot.URL):  # fmt: skip
         assert part in str(error.value)
 
 
@@ -458,10 +458,10 @@ def test_omniglot_download_without_network(tmp_path, monkeypatch, lines):
     (tmp_path / "images_background").mkdir()
     with pytest.raises(UserError) as error:
         load(tmp_path, lines, name="omniglot", download_timeout=3.0)
-    assert seen == [(download.OMNIGLOT_URL + "images_evaluation.zip", 3.0)]
+    assert seen == [(omniglot.URL + "images_evaluation.zip", 3.0)]
     assert "images_evaluation.zip" in lines[0]
     for part in ("download of images_evaluation.zip to", str(tmp_path), "service not known",
-                 "by hand", download.OMNIGLOT_URL):  # fmt: skip
+                 "by hand", omniglot.URL):  # fmt: skip
         assert part in str(error.value)
 
 
@@ -478,7 +478,7 @@ def test_omniglot_download_puts_checked_files_in_place(tmp_path, monkeypatch):
             return self.folder / "odd name"
 
     fake_tfds(monkeypatch, lambda url, **options: Answer(), Manager)
-    urls = {f"{name}.zip": f"{download.OMNIGLOT_URL}{name}.zip" for name in splits.OMNIGLOT}
+    urls = {f"{name}.zip": f"{omniglot.URL}{name}.zip" for name in omniglot.ARCHIVES}
     background, evaluation = ({file: url} for file, url in urls.items())
     fetch = functools.partial(download.fetch, "omniglot", tmp_path, timeout=1, report=print)
     fetch(background)
@@ -585,16 +585,18 @@ def test_a_data_set_of_ones_own(tmp_path, monkeypatch, lines):
     def mine(config, *, report, progress):
         images = np.zeros((30, config.image_size, config.image_size, config.channels), np.uint8)
         ids = [f"mine/{i:06d}" for i in range(30)]
-        whole = splits.table(images, ids=ids, classes=[f"class{i % 10}" for i in range(30)])
-        return splits.partition(whole, 0.2, 0.3, config.split_seed)
+        return {"all": splits.table(images, ids=ids, classes=[f"class{i % 10}" for i in range(30)])}
 
-    assert load(tmp_path, lines, name="mine").test.num_classes == 3
+    fractions = {"validation_fraction": 0.2, "test_fraction": 0.3}
+    assert load(tmp_path, lines, name="mine", **fractions).test.num_classes == 3
     assert "mine: train 5 classes" in lines[0]
 
     @datasets.register("wrong")
     def wrong(config, *, report, progress):
-        train, validation, test = mine(config, report=report, progress=progress)
-        return train, validation, dataclasses.replace(test, labels=test.labels + 1)
+        whole = mine(config, report=report, progress=progress)["all"]
+        parts = splits.partition(whole, 0.2, 0.3, config.split_seed)
+        test = parts["test"]
+        return parts | {"test": dataclasses.replace(test, labels=test.labels + 1)}
 
     with pytest.raises(UserError, match=r"wrong, test part: got int32 labels \[1 2 3\]"):
         load(tmp_path, name="wrong")

@@ -511,11 +511,29 @@ def test_another_set_that_cannot_serve_is_refused(tmp_path):
     own, other = own_and_other(tmp_path)
     with pytest.raises(UserError, match="got the training set, folder in"):
         load(own, test=settings.TestDataConfig(name="folder", dir=str(own)), name="folder")
-    with pytest.raises(UserError, match=r"test_data \(cubs\): data.name: got 'cubs', did you mean"):
+    with pytest.raises(UserError, match=r"\(cubs\): test_data.name: got 'cubs', did you mean"):
         load(own, test=settings.TestDataConfig(name="cubs"), name="folder")
     (other / "c0" / "0.png").write_bytes(b"")
     test = settings.TestDataConfig(name="folder", dir=str(other))
-    with pytest.raises(UserError, match=r"test_data \(folder\): 1 of 24 images cannot be read"):
+    with pytest.raises(UserError, match=r"\(folder\): 1 of 24 images .* test_data.skip_bad=True"):
+        load(own, test=test, name="folder")
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_another_set_needs_two_classes_only(tmp_path, parts):
+    """They are not split, so three parts of two each are not asked for."""
+    own, other = own_and_other(tmp_path)
+    for c in range(2, 8):
+        shutil.rmtree(other / f"c{c}")
+    if parts:
+        for name, c in (("train", 0), ("test", 1)):
+            (other / name).mkdir()
+            (other / f"c{c}").rename(other / name / f"c{c}")
+    test = settings.TestDataConfig(name="folder", dir=str(other))
+    data = load(own, test=test, name="folder")
+    assert counts(data)[2] == (2, 6) and data.test.class_names == ("folder/c0", "folder/c1")
+    shutil.rmtree(other / "test" / "c1" if parts else other / "c1")
+    with pytest.raises(UserError, match="2 classes of 2 images|expected class folders"):
         load(own, test=test, name="folder")
 
 

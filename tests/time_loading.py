@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from meml_jax.config import DataConfig
-from meml_jax.data import datasets, readers
+from meml_jax.data import datasets, listing, readers
 
 
 def pillow_alone(root: Path) -> int:
@@ -37,7 +37,7 @@ def pillow_alone(root: Path) -> int:
 
 
 def ours(root: Path) -> int:
-    files = readers.list_images(root, only=["train"])
+    files = listing.list_images(root, only=["train"])
     return len(readers.read_images(files, image_size=84, channels=3)[0])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from meml_jax.data import readers
+from meml_jax.data import listing, readers
 from meml_jax.data.readers import Progress
 from meml_jax.types import UserError
 
@@ -97,7 +97,7 @@ def read_npz(
     Raises:
       UserError: the file is not an npz or an array has another dtype or shape.
     """
-    readers.open_zip(path).close()  # says what the file is instead, which np.load does not
+    listing.open_zip(path).close()  # says what the file is instead, which np.load does not
     try:
         with np.load(path, allow_pickle=False) as arrays:  # pickles can run code
             x, y, z = (arrays[key] if key in arrays else None for key in "XYZ")

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from meml_jax.config import DataConfig
-from meml_jax.data import arrays, download, readers, sources
-from meml_jax.data.readers import ImageFile, Progress, Report
-from meml_jax.data.splits import PART_NAMES, Parts, partition
+from meml_jax.data import arrays, download, listing, sources
+from meml_jax.data.listing import ImageFile, Report
+from meml_jax.data.readers import Progress
+from meml_jax.data.splits import PART_NAMES, Tables
 from meml_jax.types import Split, UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 
 
-def cifar100(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
-    """CIFAR-100, its train and test images together; the classes are split at random."""
+def cifar100(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+    """CIFAR-100, its train and test images together, so that the classes are split at random."""
     root = sources.place(config)
     if (found := _files(root, report=report)) is None and not sources.has_images(root):
         file = "cifar-100-binary.tar.gz"
@@ -28,10 +29,10 @@ def cifar100(config: DataConfig, *, report: Report, progress: Progress | None) -
     if found is not None:
         whole = _arrays(found, config, report=report, progress=progress)
     else:
-        files = [_shortened(file) for file in readers.list_images(root, report=report)]
+        files = [_shortened(file) for file in listing.list_images(root, report=report)]
         files.sort(key=lambda file: file.id.split("/"))
         whole = sources.class_folders(files, config, report=report, progress=progress)
-    return partition(whole, config.validation_fraction, config.test_fraction, config.split_seed)
+    return {"all": whole}
 
 
 def _files(root: Path, *, report: Report) -> dict[str, Path] | None:

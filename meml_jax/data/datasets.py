@@ -1,13 +1,13 @@
 """Data sets by name: images, their split into disjoint meta-train, validation and test classes.
 
-A data set of one's own is a function that returns the three parts (see `splits`):
+A data set of one's own is a function that returns its images, to be split by the settings, or its
+parts (`splits.Tables`):
 
     @datasets.register("mine")
     def mine(config, *, report, progress):
         images, names = ...  # uint8 [N, S, S, C] and a class name for each image
         ids = [f"mine/{i:06d}" for i in range(len(images))]
-        whole = splits.table(images, ids=ids, classes=names)
-        return splits.partition(whole, 0.1, 0.3, config.split_seed)
+        return {"all": splits.table(images, ids=ids, classes=names)}
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,25 +27,23 @@ from meml_jax.data import (
     arrays,
     cache,
     cifar,
-    download,
     glyphs,
+    listing,
+    omniglot,
     photographs,
-    readers,
     sizes,
     sources,
 )
-from meml_jax.data.readers import Progress, Report
+from meml_jax.data.listing import Report
+from meml_jax.data.readers import Progress
 from meml_jax.data.splits import (
-    OMNIGLOT,
     PART_NAMES,
-    Parts,
+    Tables,
     check,
     complete,
     folder_layout,
-    omniglot_split,
     partition,
     pool,
-    select,
     table,
 )
 from meml_jax.types import Dataset, Split, UserError
@@ -57,13 +56,14 @@ FULL = {
     "cifar100": (100, 60_000),
     "cub": (200, 11_788),
 }
-REGISTRY: dict[str, Callable[..., Parts]] = {}
+Loader = Callable[..., Tables]
+REGISTRY: dict[str, Loader] = {}
 
 
-def register(name: str) -> Callable[[Callable[..., Parts]], Callable[..., Parts]]:
-    """Add a loader `f(config, *, report, progress) -> (train, validation, test)` to `REGISTRY`."""
+def register(name: str) -> Callable[[Loader], Loader]:
+    """Add a loader `f(config, *, report, progress) -> Tables` to `REGISTRY`."""
 
-    def add(loader: Callable[..., Parts]) -> Callable[..., Parts]:
+    def add(loader: Loader) -> Loader:
         REGISTRY[name] = loader
         return loader
 
@@ -93,7 +93,11 @@ def load(
       UserError: an unknown name, missing or unreadable files, too few classes or images, or a
         class in two parts.
     """
-    config, parts = _load_parts(config, report=report, progress=progress)
+    config, tables = _load_tables(config, report=report, progress=progress)
+    parts = complete(tables, config)
+    for name, part in parts.items():
+        check(config, name, part)
+    _check_disjoint(config, parts)
     train, validation, own_test = parts.values()
     digest = _digest(parts)
     count = f"{train.num_classes} classes" if train.num_classes else "unlabelled"
@@ -118,18 +122,19 @@ def load(
     )
 
 
-def _load_parts(
+def _load_tables(
     config: DataConfig, *, report: Report, progress: Progress | None
-) -> tuple[DataConfig, dict[str, Split]]:
-    """Load and check one data set: (settings with the size that was chosen, its parts by name)."""
+) -> tuple[DataConfig, Tables]:
+    """Load one data set: (settings with the size that was chosen, what its loader gives)."""
     if config.name not in REGISTRY:
         near = difflib.get_close_matches(config.name, REGISTRY, n=1) or sorted(REGISTRY)
         raise UserError(f"data.name: got {config.name!r}, did you mean {' or '.join(near)}?")
     config = sizes.resolve(config, report=report)
-    train, validation, test = REGISTRY[config.name](config, report=report, progress=progress)
-    parts = {"train": train, "validation": validation, "test": test}
-    for name, part in parts.items():
-        check(config, name, part)
+    return config, REGISTRY[config.name](config, report=report, progress=progress)
+
+
+def _check_disjoint(config: DataConfig, parts: Mapping[str, Split]) -> None:
+    """Refuse parts that have a class or an image in common."""
     for field in ("class_names", "ids"):
         seen = Counter(x for part in parts.values() for x in getattr(part, field))
         twice = [x for x, times in seen.items() if times > 1]
@@ -140,13 +145,12 @@ def _load_parts(
                 f"{len(twice)} {field}, such as {twice[0]!r}, are twice in {' and '.join(where)}: "
                 "leave each in one of them"
             )
-    return config, parts
 
 
 def _load_other(
     config: DataConfig, test: TestDataConfig, *, report: Report, progress: Progress | None
 ) -> tuple[Split, str, str]:
-    """Load all classes of another set as a test part: (part, digest, note)."""
+    """Load all classes of another set, 2 or more, as a test part: (part, digest, note)."""
     assert test.name is not None
     if (test.name, test.dir) == (config.name, config.dir):
         raise UserError(
@@ -155,13 +159,15 @@ def _load_other(
         )
     fields = {f.name: getattr(test, f.name) for f in dataclasses.fields(test)}
     try:
-        _, parts = _load_parts(
+        other_config, tables = _load_tables(
             dataclasses.replace(config, **fields), report=report, progress=progress
         )
+        _check_disjoint(other_config, tables)
+        other = pool(tables.values(), prefix=f"{test.name}/")
+        check(other_config, "test", other)
     except UserError as error:
-        raise UserError(f"test_data ({test.name}): {error}") from None
-    other = pool(parts.values(), prefix=f"{test.name}/")
-    check(config, "test", other)
+        message = re.sub(rf"\bdata\.({'|'.join(fields)})\b", r"test_data.\1", str(error))
+        raise UserError(f"test_data ({test.name}): {message}") from None
     digest = _digest({"test": other})
     size, colour = config.image_size, "grey by luma" if config.channels == 1 else "RGB"
     report(
@@ -169,7 +175,7 @@ def _load_other(
         f"to {size}x{size}, {colour}, as {config.name} (centre square, Lanczos filter), hash "
         f"{digest[:12]}"
     )
-    return other, digest, _report_part(test.name, parts, report)
+    return other, digest, _report_part(test.name, tables, report)
 
 
 def _digest(parts: Mapping[str, Split]) -> str:
@@ -201,10 +207,11 @@ def _report_part(name: str, parts: Mapping[str, Split], report: Report) -> str:
 for _loader in (photographs.mini_imagenet, photographs.slimagenet64, photographs.cub):
     register(_loader.__name__)(_loader)
 register("cifar100")(cifar.cifar100)
+register("omniglot")(omniglot.omniglot)
 
 
 @register("glyphs")
-def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
+def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
     """Generated characters; always the same ones, `split_seed` deals them out like Omniglot's."""
     arguments = {
         "num_classes": config.num_classes,
@@ -228,48 +235,20 @@ def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) ->
     return partition(whole, 100 / 1623, 423 / 1623, config.split_seed)
 
 
-@register("omniglot")
-def _omniglot(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
-    """Omniglot from its two archives or unpacked folders, ink 255 on 0."""
-    root = sources.place(config)
-    missing = [n for n in OMNIGLOT if not (root / n).is_dir() and not (root / f"{n}.zip").is_file()]
-    if missing:
-        urls = {f"{name}.zip": f"{download.OMNIGLOT_URL}{name}.zip" for name in missing}
-        download.fetch("omniglot", root, urls, timeout=config.download_timeout, report=report)
-    files = readers.list_images(root, only=OMNIGLOT, report=report)
-    count = Counter(_parent(file.id) for file in files)
-    for part, expected in OMNIGLOT.items():
-        characters = [name for name in count if name.startswith(part + "/")]
-        wrong = [f"{count[name]} in {name}" for name in characters if count[name] != 20]
-        if len(characters) != expected or wrong:
-            raise UserError(
-                f"omniglot: {root} has {len(characters)} characters in {part}, "
-                f"expected {expected} with 20 images each; other counts: "
-                f"{', '.join(wrong[:5]) or 'none'}. Put {part}.zip there again"
-            )
-    images, files = sources.decode(files, config, report=report, progress=progress)
-    if images.mean() > 127:  # ink is the smaller part; the official files are black on white
-        images = 255 - images
-    ids = [file.id for file in files]
-    whole = table(images, ids=ids, classes=[_parent(id_) for id_ in ids])
-    chosen = omniglot_split(whole.class_names, config.split, config.split_seed)
-    return tuple(select(whole, classes) for classes in chosen)  # type: ignore[return-value]
-
-
 @register("folder")
-def _folder(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
+def _folder(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
     """One's own images, see `folder_layout`; ids are paths below `data.dir`."""
     root = sources.root(config)
-    files = readers.list_images(root, report=report)
+    files = listing.list_images(root, report=report)
     if not files:
-        raise UserError(f"data.dir: {root} has no images ({' '.join(readers.SUFFIXES)})")
+        raise UserError(f"data.dir: {root} has no images ({' '.join(listing.SUFFIXES)})")
     layout = folder_layout([file.id for file in files], report=report)
     tables = sources.decode_layout(files, layout, config, report=report, progress=progress)
-    return complete(tables, config)
+    return tables
 
 
 @register("npz")
-def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
+def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
     """One npz with X, Y, Z, or `train.npz`, `test.npz` and perhaps `validation.npz`.
 
     With files for the parts, Y may be missing in train.npz, and equal labels in two files are
@@ -293,8 +272,4 @@ def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Pa
         classes = None if y is None else [f"{path.stem}/{label:06d}" for label in y]
         ids = [f"{path.name}/{i:07d}" for i in range(len(x))]
         tables[part] = table(x, ids=ids, classes=classes, embeddings=z)
-    return complete(tables, config)
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
+    return tables

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from meml_jax.types import UserError
 
-OMNIGLOT_URL = "https://github.com/brendenlake/omniglot/raw/master/python/"
-
 
 def fetch(
     name: str,

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from meml_jax.config import DataConfig
-from meml_jax.data import arrays, download, readers, sources
-from meml_jax.data.readers import ImageFile, Progress, Report
+from meml_jax.data import arrays, download, listing, sources
+from meml_jax.data.listing import ImageFile, Report
+from meml_jax.data.readers import Progress
 from meml_jax.data.splits import (
     PART_NAMES,
-    Parts,
-    complete,
+    Tables,
     folder_layout,
     partition,
 )
@@ -31,7 +31,7 @@ from meml_jax.types import Split, UserError
 CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1"
 
 
-def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
+def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
     """Mini-ImageNet with the classes of each part as the files say; ids are PART/CLASS/FILE."""
     root = sources.root(config)
     if pickles := _by_part(root, "mini-imagenet-cache-*.pkl"):
@@ -43,7 +43,7 @@ def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | No
         if lists := _by_part(root, "*.csv"):
             files, layout = _listed(root, lists, report=report)
         else:
-            files = readers.list_images(root, report=report)
+            files = listing.list_images(root, report=report)
             layout = folder_layout([file.id for file in files], report=report) if files else {}
         if not {"train", "test"} <= set(layout):
             raise UserError(
@@ -54,10 +54,10 @@ def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | No
         tables = sources.decode_layout(files, layout, config, report=report, progress=progress)
     if missing := {"train", "test"} - set(tables):
         raise UserError(f"mini_imagenet: {root} has no pickle of {' and '.join(sorted(missing))}")
-    return complete(tables, config)
+    return tables
 
 
-def slimagenet64(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
+def slimagenet64(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
     """SlimageNet64: 800 classes for meta-training, 200 for meta-test.
 
     Differs from the paper: it does not say which classes, nor where the learning rate is chosen.
@@ -65,20 +65,20 @@ def slimagenet64(config: DataConfig, *, report: Report, progress: Progress | Non
     test; `data.validation_fraction` of the other classes (80 of 800) is held out for validation.
     """
     root = sources.root(config)
-    files = readers.list_images(root, report=report)
+    files = listing.list_images(root, report=report)
     layout = folder_layout([file.id for file in files], report=report) if files else {}
     if not layout:
         raise UserError(f"slimagenet64: {root} has no images; expected class folders")
     tables = sources.decode_layout(files, layout, config, report=report, progress=progress)
     if "all" not in tables:
-        return complete(tables, config)
+        return tables
     test = 1 / 5
     validation = (1 - test) * config.validation_fraction
     return partition(tables["all"], validation, test, config.split_seed)
 
 
-def cub(config: DataConfig, *, report: Report, progress: Progress | None) -> Parts:
-    """CUB-200-2011; the classes are split at random, ids are NNN.CLASS/FILE."""
+def cub(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+    """CUB-200-2011, to be split at random; ids are NNN.CLASS/FILE."""
     root = sources.place(config)
     if not sources.has_images(root):
         archive = root / "CUB_200_2011.tgz"
@@ -87,10 +87,10 @@ def cub(config: DataConfig, *, report: Report, progress: Progress | None) -> Par
             download.fetch("cub", root, urls, timeout=config.download_timeout, report=report)
         download.unpack(archive, "CUB_200_2011", report=report)
     places = (root / "CUB_200_2011" / "images", root / "images", root / "images.zip", root)
-    files = readers.list_images(next(filter(Path.exists, places)), report=report)
+    files = listing.list_images(next(filter(Path.exists, places)), report=report)
     files = [file._replace(id="/".join(file.id.split("/")[-2:])) for file in files]
     whole = sources.class_folders(files, config, report=report, progress=progress)
-    return partition(whole, config.validation_fraction, config.test_fraction, config.split_seed)
+    return {"all": whole}
 
 
 def _by_part(root: Path, pattern: str) -> dict[str, Path]:
@@ -104,7 +104,7 @@ def _listed(
     root: Path, lists: Mapping[str, Path], *, report: Report
 ) -> tuple[list[ImageFile], sources.Layout]:
     """Read csv lists with the columns filename and label: the images that are there, by part."""
-    found = {f.id.rpartition("/")[2]: f for f in readers.list_images(root, report=report)}
+    found = {f.id.rpartition("/")[2]: f for f in listing.list_images(root, report=report)}
     files: list[ImageFile] = []
     layout: dict[str, dict[str, str]] = {}
     for part, path in lists.items():

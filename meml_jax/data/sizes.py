@@ -12,8 +12,8 @@ import numpy as np
 from PIL import Image
 
 from meml_jax.config import DataConfig
-from meml_jax.data import readers, sources
-from meml_jax.data.readers import ImageFile, Report
+from meml_jax.data import listing, readers, sources
+from meml_jax.data.listing import ImageFile, Report
 from meml_jax.types import UserError
 
 PUBLISHED = {
@@ -56,7 +56,7 @@ def resolve(config: DataConfig, *, report: Report) -> DataConfig:
         if config.name == "npz":
             side, grey = _look_at_arrays(root)
         else:
-            side, grey = _look_at_files(readers.list_images(root, report=lambda line: None))
+            side, grey = _look_at_files(listing.list_images(root, report=lambda line: None))
         size = SMALL if grey and side <= _SMALL_SIDE else LARGE
         channels = 1 if grey else 3
         why = f"{'grey' if grey else 'colour'} images, median shorter side {side:g} pixels"
@@ -74,7 +74,7 @@ def _look_at_files(files: Sequence[ImageFile]) -> tuple[float, bool]:
     """Look at a sample of files: (median shorter side, whether all are grey)."""
     sample = files[:: max(1, len(files) // _SAMPLE)]
     sides, grey = [], True
-    with readers.open_files(sample) as content:
+    with listing.open_files(sample) as content:
         for file in sample:
             # What cannot be read is named when all images are.
             with contextlib.suppress(Exception):

@@ -10,8 +10,9 @@ import numpy as np
 import PIL
 
 from meml_jax.config import DataConfig
-from meml_jax.data import arrays, cache, readers
-from meml_jax.data.readers import ImageFile, Progress, Report
+from meml_jax.data import arrays, cache, listing, readers
+from meml_jax.data.listing import ImageFile, Report
+from meml_jax.data.readers import Progress
 from meml_jax.data.splits import first_of_each, table
 from meml_jax.types import Split, UserError
 
@@ -167,4 +168,4 @@ def class_folders(
 
 def has_images(root: Path) -> bool:
     """Tell whether any image file lies below a folder or in a zip."""
-    return root.exists() and bool(readers.list_images(root, report=lambda line: None))
+    return root.exists() and bool(listing.list_images(root, report=lambda line: None))

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from meml_jax.config import DataConfig
-from meml_jax.data.readers import Report
+from meml_jax.data.listing import Report
 from meml_jax.types import Split, UserError
 
-Parts = tuple[Split, Split, Split]
+Tables = dict[str, Split]
+"""Images by part: `train`, `test` and perhaps `validation`; or `all`, not split yet."""
+
+PARTS = ("train", "validation", "test")
 PART_NAMES = {
     "train": "train",
     "val": "validation",
@@ -19,7 +22,6 @@ PART_NAMES = {
     "validation": "validation",
     "test": "test",
 }
-OMNIGLOT = {"images_background": 964, "images_evaluation": 659}  # characters, of 20 images each
 MIN_CLASSES = 2  # in each part; with fewer there is nothing to tell apart
 
 
@@ -103,7 +105,7 @@ def select(whole: Split, classes: np.ndarray) -> Split:
     )
 
 
-def partition(whole: Split, validation: float, test: float, seed: int) -> Parts:
+def partition(whole: Split, validation: float, test: float, seed: int) -> Tables:
     """Split classes at random into train, validation and test by the shares of the latter two.
 
     Args:
@@ -112,11 +114,19 @@ def partition(whole: Split, validation: float, test: float, seed: int) -> Parts:
       test: likewise.
       seed: of the shuffle.
 
+    Returns:
+      The three parts by name.
+
     Raises:
       UserError: a share is out of range or there are too few classes.
     """
     sizes = split_sizes(whole.num_classes, validation, test)
-    return tuple(select(whole, chosen) for chosen in shuffled(sizes, seed))  # type: ignore[return-value]
+    return parts_of(whole, shuffled(sizes, seed))
+
+
+def parts_of(whole: Split, classes: Sequence[np.ndarray]) -> Tables:
+    """Take the classes (positions in class_names) of the train, validation and test part apart."""
+    return {name: select(whole, own) for name, own in zip(PARTS, classes, strict=True)}
 
 
 def split_sizes(num_classes: int, *shares: float) -> list[int]:
@@ -141,37 +151,6 @@ def shuffled(sizes: Sequence[int], seed: int) -> list[np.ndarray]:
     # RandomState, because its stream is frozen: a split must not change with NumPy's version.
     order = np.random.RandomState(seed).permutation(sum(sizes))
     return np.split(order, np.cumsum(sizes)[:-1])
-
-
-def omniglot_split(class_names: Sequence[str], split: str, seed: int) -> list[np.ndarray]:
-    """Split Omniglot's 1623 characters.
-
-    `random`: 1100 train, 100 validation, 423 test, dealt out over all characters by `seed`.
-    `official`: the 659 evaluation characters are the test part; of the 964 background characters
-    100, drawn by `seed`, are for validation and 864 for training.
-
-    Args:
-      class_names: all characters, in order; they begin with the name of the archive.
-      split: random or official.
-      seed: of the shuffle.
-
-    Returns:
-      Positions in `class_names` of the train, validation and test characters.
-
-    Raises:
-      UserError: another split, or not 964 + 659 characters.
-    """
-    if split not in ("random", "official"):
-        raise UserError(f"data.split: got {split!r}, expected random or official")
-    archive = np.array([name.split("/")[0] for name in class_names])
-    for part, expected in OMNIGLOT.items():
-        if (got := int(np.sum(archive == part))) != expected:
-            raise UserError(f"omniglot: got {got} characters in {part}, expected {expected}")
-    if split == "random":
-        return shuffled((1100, 100, 423), seed)
-    background, evaluation = (np.flatnonzero(archive == part) for part in OMNIGLOT)
-    train, validation = shuffled((864, 100), seed)
-    return [background[train], background[validation], evaluation]
 
 
 def folder_layout(ids: Sequence[str], *, report: Report = print) -> dict[str, dict[str, str]]:
@@ -229,8 +208,19 @@ def folder_layout(ids: Sequence[str], *, report: Report = print) -> dict[str, di
     return layout
 
 
-def complete(tables: dict[str, Split], config: DataConfig) -> Parts:
-    """Split `all` by fractions, or fill a missing validation part from train (or test) classes."""
+def complete(tables: Tables, config: DataConfig) -> Tables:
+    """Split `all` by fractions, or fill a missing validation part from train (or test) classes.
+
+    Args:
+      tables: what a loader gave.
+      config: `validation_fraction`, `test_fraction`, `split_seed`.
+
+    Returns:
+      Train, validation and test part, in this order.
+
+    Raises:
+      UserError: a share is out of range or there are too few classes.
+    """
     validation, test = config.validation_fraction, config.test_fraction
     if "all" in tables:
         return partition(tables["all"], validation, test, config.split_seed)
@@ -240,8 +230,8 @@ def complete(tables: dict[str, Split], config: DataConfig) -> Parts:
             source, share = "test", validation / (validation + test)
         whole = tables[source]
         rest, held_out = shuffled(split_sizes(whole.num_classes, share), config.split_seed)
-        tables |= {source: select(whole, rest), "validation": select(whole, held_out)}
-    return tables["train"], tables["validation"], tables["test"]
+        tables = tables | {source: select(whole, rest), "validation": select(whole, held_out)}
+    return {name: tables[name] for name in PARTS}
 
 
 def check(config: DataConfig, name: str, part: Split) -> None:
