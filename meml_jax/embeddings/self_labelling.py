@@ -1,0 +1,315 @@
+"""Embeddings trained on labels that they make themselves: DeepCluster and SeLa, rows of `RULES`.
+
+In rounds: all images get pseudo-labels, and a network learns to predict them from random views.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import lax
+
+from meml_jax.config import EmbeddingConfig
+from meml_jax.data.augment import get_views
+from meml_jax.embeddings import deepcluster, fitting, sela
+from meml_jax.embeddings.alexnet import DENSE, AlexNet
+from meml_jax.embeddings.components import fit_whitening, normalize, whiten
+from meml_jax.meta_train import to_float
+from meml_jax.types import Array, Metrics, Params, TaskTable, TrainState, UserError
+
+
+class Rule(NamedTuple):
+    """How a method makes its pseudo-labels.
+
+    Attributes:
+      assign: (key, embeddings [N, dim], log-probabilities [N, K], config) -> int32 [N].
+      resets_head: whether the classifier is drawn anew with the labels, because label c of one
+        round has nothing to do with label c of the next.
+    """
+
+    assign: Callable[[Array, Array, Array, EmbeddingConfig], Array]
+    resets_head: bool
+
+
+RULES = {
+    "deepcluster": Rule(deepcluster.assign, resets_head=True),
+    "sela": Rule(sela.assign, resets_head=False),
+}
+"""Values of `embedding.name` that `fit` takes."""
+
+TRAINED_BY = (
+    "channels", "dim", "views", "num_pseudo_labels", "round_steps", "sharpness", "steps",
+    "batch_size", "learning_rate",
+)  # fmt: skip
+MIN_IMAGE_SIZE = 16  # from which every pooling still sees more than one position
+OPTIMIZED = ("network", "head")
+
+
+def head(config: EmbeddingConfig) -> nn.Dense:
+    """Classifier of relu(features), drawn from N(0, 0.01^2)."""
+    return nn.Dense(config.num_pseudo_labels, kernel_init=nn.initializers.normal(0.01))
+
+
+def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
+    """Stochastic gradient descent with momentum 0.9 and weight decay 1e-5 (Caron et al. 2018)."""
+    return optax.chain(
+        optax.add_decayed_weights(1e-5), optax.sgd(config.learning_rate, momentum=0.9)
+    )
+
+
+def init_state(
+    key: Array, image_shape: tuple[int, int, int], num_images: int, config: EmbeddingConfig
+) -> TrainState:
+    """Draw the network and the head at random; no image has a pseudo-label yet.
+
+    The state holds all that a resumed training needs: params {'network', 'batch_stats', 'head',
+    'clusters'}, of which the last is the TaskTable of the current pseudo-labels.
+    """
+    network_key, head_key = jax.random.split(key)
+    module = AlexNet(config.channels)
+    features, network = module.init_with_output(
+        network_key, jnp.zeros((1, *image_shape)), train=False
+    )
+    params = {
+        "network": network["params"],
+        "batch_stats": network["batch_stats"],
+        "head": head(config).init(head_key, features)["params"],
+        "clusters": tabulate(jnp.zeros((num_images,), jnp.int32), config.num_pseudo_labels),
+    }
+    tx = optimizer(config)
+    opt_state = {role: tx.init(params[role]) for role in OPTIMIZED}
+    return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
+
+
+def tabulate(labels: Array, num_labels: int) -> TaskTable:
+    """Sort images by label int32 [N], on the device; a label may have no image."""
+    size = jnp.bincount(labels, length=num_labels).astype(jnp.int32)
+    index = jnp.argsort(labels, stable=True).astype(jnp.int32)
+    return TaskTable(index, jnp.cumsum(size) - size, size)
+
+
+def sample(key: Array, table: TaskTable, batch_size: int) -> tuple[Array, Array]:
+    """Draw images so that every pseudo-label is equally likely, whatever the size of its cluster.
+
+    Args:
+      key: random key.
+      table: images by pseudo-label; those without images are never drawn.
+      batch_size: B.
+
+    Returns:
+      (positions of images int32 [B], their pseudo-labels int32 [B]); images may stand twice.
+    """
+    label_key, image_key = jax.random.split(key)
+    filled = jnp.argsort(table.size == 0, stable=True)
+    labels = filled[jax.random.randint(label_key, (batch_size,), 0, jnp.sum(table.size > 0))]
+    place = jax.random.randint(image_key, (batch_size,), 0, table.size[labels])
+    return table.index[table.start[labels] + place], labels
+
+
+def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
+    """Compute the features [N, 4 * channels] of images uint8 [N, H, W, C], each by itself."""
+    variables = {"params": params["network"], "batch_stats": params["batch_stats"]}
+    result: Any = AlexNet(config.channels).apply(variables, to_float(images), train=False)
+    return result
+
+
+def all_features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
+    """Compute `features` of any number of images, `fitting.CHUNK` at a time."""
+    size = min(fitting.CHUNK, len(images))
+    chunks = -(-len(images) // size)
+
+    def body(i: Array, out: Array) -> Array:
+        start = jnp.minimum(i * size, len(images) - size)  # the last chunk overlaps the one before
+        part = features(params, lax.dynamic_slice_in_dim(images, start, size), config)
+        return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
+
+    return lax.fori_loop(0, chunks, body, jnp.zeros((len(images), DENSE * config.channels)))
+
+
+def relabel(
+    state: TrainState, images: Array, key: Array, rule: Rule, config: EmbeddingConfig
+) -> TrainState:
+    """Begin a round: make the pseudo-labels anew, from the network as it is.
+
+    Args:
+      state: its step gives the round.
+      images: uint8 [N, H, W, C], all of them.
+      key: random key of the training.
+      rule: row of `RULES`.
+      config: settings.
+
+    Returns:
+      The state with other 'clusters' and, if the rule says so, with a new 'head'.
+    """
+    assign_key, head_key = jax.random.split(jax.random.fold_in(key, state.step))
+    params, opt_state = dict(state.params), dict(state.opt_state)
+    r = all_features(params, images, config)
+    embeddings = normalize(whiten(fit_whitening(r, config.dim), r))
+    logits: Any = head(config).apply({"params": params["head"]}, nn.relu(r))
+    labels = rule.assign(assign_key, embeddings, jax.nn.log_softmax(logits), config)
+    params["clusters"] = tabulate(labels, config.num_pseudo_labels)
+    if rule.resets_head:
+        params["head"] = head(config).init(head_key, r[:1])["params"]
+        opt_state["head"] = optimizer(config).init(params["head"])
+    return TrainState(state.step, params, opt_state)
+
+
+def make_train_call(
+    rule: Rule, config: EmbeddingConfig
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Build the function that takes up to `fitting.STEPS_PER_CALL` steps in one compiled call.
+
+    Returns:
+      train_call(state, num_steps, images uint8 [N, H, W, C], key) -> (state, Metrics
+      [fitting.STEPS_PER_CALL]). All that is random in a step follows from `fold_in(key, step)`.
+      A round begins with a call: `round_steps` is a multiple of the calls' length.
+    """
+    views, tx = get_views(config.views), optimizer(config)
+
+    def loss_fn(trained: Params, batch_stats: Params, images: Array, labels: Array, key: Array):
+        r, changed = AlexNet(config.channels).apply(
+            {"params": trained["network"], "batch_stats": batch_stats},
+            images,
+            train=True,
+            rngs={"dropout": key},
+            mutable=["batch_stats"],
+        )
+        logits: Any = head(config).apply({"params": trained["head"]}, nn.relu(r))
+        loss = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+        accuracy = jnp.mean(jnp.argmax(logits, axis=1) == labels)
+        return loss, (changed["batch_stats"], {"loss": loss, "accuracy": accuracy})
+
+    def step(state: TrainState, images: Array, key: Array) -> tuple[TrainState, Metrics]:
+        keys = jax.random.split(jax.random.fold_in(key, state.step), 3)
+        table = state.params["clusters"]
+        chosen, labels = sample(keys[0], table, config.batch_size)
+        batch = views(keys[1], to_float(images[chosen]))
+        trained = {role: state.params[role] for role in OPTIMIZED}
+        grads, (batch_stats, metrics) = jax.grad(loss_fn, has_aux=True)(
+            trained, state.params["batch_stats"], batch, labels, keys[2]
+        )
+        opt_state = {}
+        for role in OPTIMIZED:
+            updates, opt_state[role] = tx.update(grads[role], state.opt_state[role], trained[role])
+            trained[role] = optax.apply_updates(trained[role], updates)
+        params = state.params | trained | {"batch_stats": batch_stats}
+        sizes = {"clusters": jnp.sum(table.size > 0), "largest": jnp.max(table.size)}
+        return TrainState(state.step + 1, params, opt_state), metrics | sizes
+
+    several_steps = fitting.repeat(step, ("loss", "accuracy", "clusters", "largest"))
+
+    def train_call(
+        state: TrainState, num_steps: Array, images: Array, key: Array
+    ) -> tuple[TrainState, Metrics]:
+        label_key, step_key = jax.random.split(key)
+        state = lax.cond(
+            state.step % config.round_steps == 0,
+            lambda s: relabel(s, images, label_key, rule, config),
+            lambda s: s,
+            state,
+        )
+        return several_steps(state, num_steps, images, step_key)
+
+    return train_call
+
+
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
+    fitting.check(config, images)
+    if not 2 <= config.num_pseudo_labels <= len(images):
+        raise UserError(
+            f"embedding.num_pseudo_labels={config.num_pseudo_labels}, expected 2 to the number of "
+            f"training images, {len(images)}"
+        )
+    if config.round_steps < 1 or config.round_steps % fitting.STEPS_PER_CALL:
+        raise UserError(
+            f"embedding.round_steps={config.round_steps}, expected a multiple of "
+            f"{fitting.STEPS_PER_CALL}"
+        )
+    if not 1 <= config.dim <= DENSE * config.channels:
+        raise UserError(
+            f"embedding.dim={config.dim}, expected 1 to {DENSE * config.channels}, the number of "
+            "features; lower it or raise embedding.channels"
+        )
+    if not 0 < config.sharpness < np.inf:
+        raise UserError(f"embedding.sharpness={config.sharpness}, expected above 0")
+    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for this network: "
+            f"at least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
+        )
+
+
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
+    """Train an AlexNet-style network on pseudo-labels that it makes itself (Sec. 3, supplement).
+
+    A function of (images, key, config), whatever stops lie between; the same call goes on from the
+    last checkpoint.
+
+    Args:
+      images: uint8 [N, H, W, C].
+      key: random key.
+      config: `name` (`deepcluster` or `sela`), `channels`, `dim`, `views`, `num_pseudo_labels`,
+        `round_steps`, `sharpness` (sela), `steps`, `batch_size`, `learning_rate`,
+        `checkpoint_every`.
+      checkpoint_dir: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`; None: nothing is
+        kept.
+      report: prints a line.
+
+    Returns:
+      (encode: uint8 [N, H, W, C] -> float32 [N, dim], principal components of the features,
+      whitened on the training images, of length 1: what DeepCluster's k-means sees; info: `loss`
+      and `accuracy` on pseudo-labels of the last steps, `clusters` that have images, images of the
+      `largest`, `seconds`).
+
+    Raises:
+      UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
+        not finite.
+      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+
+    Differs from Caron et al. and Asano et al.: the network is sized for small images (`alexnet`),
+    both methods see a Sobel filter, and SeLa has one head and whole balanced labels.
+    """
+    check(config, images)
+    init_key, train_key = jax.random.split(key)
+    init = functools.partial(
+        init_state, image_shape=images.shape[1:], num_images=len(images), config=config
+    )
+    settings = [getattr(config, name) for name in TRAINED_BY]
+    on_device = jnp.asarray(images)
+    params, info = fitting.train(
+        make_train_call(RULES[config.name], config),
+        functools.partial(jax.jit(init), init_key),
+        (on_device, train_key),
+        config,
+        identity=(config.name, settings, images, np.asarray(jax.random.key_data(key))),
+        loss="loss on pseudo-labels",
+        checkpoint_dir=checkpoint_dir,
+        report=report,
+    )
+
+    @jax.jit
+    def whitening_of(params: Params, images: Array) -> Params:
+        return fit_whitening(all_features(params, images, config), config.dim)
+
+    network = {role: params[role] for role in ("network", "batch_stats")}
+    encoder = network | {"whitening": whitening_of(network, on_device)}
+    encode = fitting.in_chunks(
+        lambda p, x: normalize(whiten(p["whitening"], features(p, x, config))), encoder
+    )
+    return encode, info
