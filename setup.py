@@ -35,6 +35,7 @@ setup(
         "test": [
             "hypothesis>=6.100",
             "mypy>=1.10",
+            "ott-jax>=0.5",
             "pytest>=8.0",
             "pytest-timeout>=2.3",
             "pytest-xdist>=3.5",

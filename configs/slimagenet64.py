@@ -7,10 +7,11 @@ DIR holds 1000 class folders of 200 images of 64x64 (or a zip of them), or `trai
 perhaps `val/` with class folders. Without such folders 200 classes, drawn by `data.split_seed`, are
 for the meta-test, and 80 of the other 800 are held out to choose the learning rate. Presets, behind
 a colon, separated by commas: `paper` (default), `clusters800`, `clusters1600` (default), `released`
-(docs/deviations.md), `smoke` (the whole pipeline, small network, 20 clusters). Time: 200,000 steps
-of the full network need an accelerator; `smoke` takes minutes on 2 CPU cores. Expected accuracy of
-the paper: meml_jax/paper.py. The images were not at hand, so a run of ours has not been measured; a
-generated tree of this shape passes through `smoke` in docs/results.md.
+(docs/deviations.md), `smoke` (the whole pipeline, small network, 20 clusters of PCA). Time:
+DeepCluster and 200,000 steps of the full network need an accelerator; `smoke` takes minutes on 2
+CPU cores. Expected accuracy of the paper: meml_jax/paper.py. The images were not at hand, so a run
+of ours has not been measured; a generated tree of this shape passes through `smoke` in
+docs/results.md.
 """
 
 from typing import Any
@@ -21,8 +22,14 @@ VALUES = {
     "data.name": "slimagenet64",
     "data.image_size": 64,
     "data.channels": 3,
-    "embedding.name": "pca",
-    "embedding.dim": 64,
+    "embedding.name": "deepcluster",
+    "embedding.dim": 256,
+    "embedding.views": "photo",
+    "embedding.num_pseudo_labels": 1600,
+    "embedding.steps": 56_000,
+    "embedding.round_steps": 560,
+    "embedding.learning_rate": 0.05,
+    "embedding.checkpoint_every": 1_000,
     "clustering.num_clusters": 1600,
     "train.steps": 200_000,
     "train.validate_every": 5_000,
@@ -33,6 +40,7 @@ VALUES = {
 SMOKE = {
     "network.channels": 32,
     "network.hidden": 128,
+    "embedding.name": "pca",
     "embedding.dim": 32,
     "clustering.num_clusters": 20,
     "clustering.max_iter": 10,
