@@ -35,9 +35,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Commit of the source tree, with `+` where tracked files differ from it; None outside git."""
+    """Commit of the source tree, with `+` where tracked files differ from it; None outside git.
+
+    Not that of another project, below which the package is installed.
+    """
     git = ("git", "-C", str(Path(__file__).parent))
     try:
+        _output(*git, "ls-files", "--error-unmatch", Path(__file__).name)
         head = _output(*git, "rev-parse", "--short=12", "HEAD")
         dirty = _output(*git, "status", "--porcelain", "-uno")
     except (OSError, subprocess.CalledProcessError):
