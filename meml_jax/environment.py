@@ -60,7 +60,7 @@ def keep_compiled(folder: Path, *, report: Callable[[str], None]) -> None:
       folder: of all caches; each kind of CPU and version of jaxlib gets a folder of its own in it.
       report: called with one line when the folder cannot be written.
     """
-    if jax.config.jax_compilation_cache_dir is not None:
+    if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
         return
     path = folder.absolute() / "compiled" / f"{importlib.metadata.version('jaxlib')}-{_cpu()}"
     try:

@@ -8,16 +8,22 @@ import shutil
 import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 os.environ["MPLBACKEND"] = "Agg"
+os.environ.pop("XLA_FLAGS", None)
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    # One cache for all workers of a run, never the user's.
+    # One folder of caches for all processes of a run of the tests, never the user's: what was
+    # compiled once is loaded by the other worker and by the programs that tests start.
     os.environ["MEML_JAX_CACHE"] = tempfile.mkdtemp(prefix="meml_jax_tests_")
     atexit.register(shutil.rmtree, os.environ["MEML_JAX_CACHE"], ignore_errors=True)
 
 import jax
 import pytest
+
+from meml_jax.data import cache
+from meml_jax.environment import keep_compiled
+
+keep_compiled(cache.folder(None), report=print)
 
 
 @pytest.fixture

@@ -36,20 +36,6 @@ TINY = {
 }
 
 
-def environment():
-    """The user's environment, except that caches are thrown away with the tests."""
-    cache = Path(os.environ["MEML_JAX_CACHE"])
-    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    return env | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": os.environ.get(
-            "JAX_COMPILATION_CACHE_DIR", str(cache / "compiled")
-        ),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-
-
 def command(workdir, *flags, config="configs/quickstart.py:smoke", tiny=True, **fields):
     """The command line; double underscores in keywords stand for dots."""
     values = (TINY if tiny else {}) | {k.replace("__", "."): v for k, v in fields.items()}
@@ -60,9 +46,7 @@ def command(workdir, *flags, config="configs/quickstart.py:smoke", tiny=True, **
 def start(*args, **kwargs):
     """Start a run and return its process."""
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command(*args, **kwargs), cwd=ROOT, env=environment(), stdout=pipe, stderr=pipe, text=True
-    )
+    return subprocess.Popen(command(*args, **kwargs), cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
 def run(*args, **kwargs):
@@ -75,9 +59,9 @@ def run(*args, **kwargs):
     return process.returncode, out, err
 
 
-def succeed(*args, **kwargs):
-    """Run and return the lines of standard output."""
-    code, out, err = run(*args, **kwargs)
+def succeed(*args, call=None, **kwargs):
+    """Run and return the lines of standard output; in this process if `call` is `run_here`."""
+    code, out, err = (call or run)(*args, **kwargs)
     assert code == 0, out + err
     return out.splitlines()
 

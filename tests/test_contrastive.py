@@ -24,15 +24,6 @@ def settings(**changes):
     return EmbeddingConfig(name="contrastive", **(SMALL | changes))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Most of the time here goes into compiling the same training again and again."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
-
-
 @pytest.fixture(scope="module")
 def glyphs():
     return generate(num_classes=12, per_class=8)[:2]

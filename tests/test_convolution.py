@@ -42,7 +42,7 @@ def loss(conv, x, kernel, stride):
 
 
 def gradient(conv, stride):
-    return jax.grad(lambda x, kernel: loss(conv, x, kernel, stride), argnums=(0, 1))
+    return jax.jit(jax.grad(lambda x, kernel: loss(conv, x, kernel, stride), argnums=(0, 1)))
 
 
 def second(conv, stride):
@@ -52,7 +52,7 @@ def second(conv, stride):
         dx, dk = gradient(conv, stride)(x, kernel)
         return loss(conv, x - 0.1 * dx, kernel - 0.1 * dk, stride)
 
-    return jax.grad(after_step, argnums=(0, 1))
+    return jax.jit(jax.grad(after_step, argnums=(0, 1)))
 
 
 def check(actual, expected, tolerance=1e-11):
@@ -103,9 +103,10 @@ def test_vmap(axes, of):
         jnp.stack(v) if a == 0 else v[0]
         for v, a in zip(zip(*pairs, strict=True), axes, strict=True)
     ]
-    actual = jax.vmap(of(conv2d, 2), in_axes=axes)(*stacked)
+    actual = jax.jit(jax.vmap(of(conv2d, 2), in_axes=axes))(*stacked)
     rows = [[v[i] if a == 0 else v for v, a in zip(stacked, axes, strict=True)] for i in range(3)]
-    expected = [of(reference, 2)(*row) for row in rows]
+    one = of(reference, 2)
+    expected = [one(*row) for row in rows]
     check(actual, jax.tree.map(lambda *v: jnp.stack(v), *expected))
 
 

@@ -1,6 +1,7 @@
 """The program from images to report: what it leaves behind, reuses, and refuses."""
 
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ def test_the_files_of_a_workdir(finished):
     names = {path.name for path in finished.iterdir() if not path.name.startswith(".")}
     assert names == {
         "config.json", "embeddings.npz", "tasks.npz", "checkpoints", "metrics.jsonl",
-        "tensorboard", "points.json", "results.json", "report.md", "figures",
+        "tensorboard", "points.json", "results.json", "report.md", "figures", "embedding.json",
     }  # fmt: skip
     assert not list(finished.rglob("*.tmp"))
     figures = {path.name for path in (finished / "figures").iterdir()}
@@ -102,7 +103,9 @@ def test_results_json(finished):
 def test_a_second_call_reuses_every_stage(copy):
     before = programs.times(copy)
     first = programs.results(copy)
-    lines = programs.succeed(copy)
+    code, out, err = programs.run(copy)
+    assert code == 0 and "XLA" not in err and "Warning" not in err, err  # of what it loads
+    lines = out.splitlines()
     for stage, reused in (
         ("embed", "embeddings.npz"), ("cluster", "tasks.npz"), ("train", "40 steps of"),
         ("test", "8 finished points"),
@@ -140,15 +143,16 @@ def test_training_is_not_thrown_away(copy):
 
 
 def test_before_training_settings_may_change(tmp_path):
-    assert programs.succeed(tmp_path, "--stage=embed")[-1].startswith("embed: pca, 400 x 64")
+    succeed = functools.partial(programs.succeed, tmp_path, call=programs.run_here)
+    assert succeed("--stage=embed")[-1].startswith("embed: pca, 400 x 64")
     assert not (tmp_path / "tasks.npz").exists()
-    lines = programs.succeed(tmp_path, "--stage=cluster")
+    lines = succeed("--stage=cluster")
     assert said(lines, "embed: reuses ") and lines[-1].startswith("cluster: 12 requested")
     assert not (tmp_path / "checkpoints").exists()
     # A product that a full disk or a copy cut short is made again.
     whole = (tmp_path / "embeddings.npz").read_bytes()
     (tmp_path / "embeddings.npz").write_bytes(whole[: len(whole) // 2])
-    lines = programs.succeed(tmp_path, "--stage=cluster", clustering__num_clusters=10)
+    lines = succeed("--stage=cluster", clustering__num_clusters=10)
     assert said(lines, "embed: pca") and said(lines, "cluster: 10 requested, 10 actual")
     assert (tmp_path / "embeddings.npz").read_bytes() == whole
 
@@ -308,6 +312,7 @@ def test_more_clusters_than_distinct_points(tmp_path):
     lines = programs.succeed(
         tmp_path / "run",
         "--stage=cluster",
+        call=programs.run_here,
         embedding__name="npz",
         **fields | {"clustering__num_clusters": 7},
     )
@@ -346,7 +351,8 @@ def test_a_folder_of_ones_own_images(tmp_path):
     }  # fmt: skip
     error = programs.refuse(tmp_path / "run", "--stage=cluster", **fields)
     assert "c0/broken.png (zero bytes)" in error and "data.skip_bad=True" in error
-    lines = programs.succeed(tmp_path / "run", "--stage=cluster", **fields, data__skip_bad=True)
+    fields |= {"data__skip_bad": True, "call": programs.run_here}
+    lines = programs.succeed(tmp_path / "run", "--stage=cluster", **fields)
     assert said(lines, "folder: train 4 classes 24 images, validation 2/12, test 2/12, 28x28x1")
     assert said(lines, "cluster: 5 requested, 5 actual")
 

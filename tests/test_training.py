@@ -112,14 +112,21 @@ def test_what_a_run_stores(whole):
     assert records[0]["train/loss"] == pytest.approx(np.mean(losses), rel=1e-6)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3, 4])
+@pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_the_steps_of_a_call_do_not_count(tmp_path, whole, steps_per_call):
     train(tmp_path, steps_per_call=steps_per_call)
     assert_same_run(tmp_path, whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("stops", [(5,), (0, 7), (4, 9, 14, 20)])
+@pytest.mark.parametrize(
+    ("signum", "stops"),
+    [
+        (signal.SIGTERM, (5,)),
+        (signal.SIGINT, (5,)),
+        (signal.SIGINT, (0, 7)),
+        (signal.SIGTERM, (4, 9, 14, 20)),
+    ],
+)
 def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, whole, signum, stops):
     before = [signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)]
     for at in stops:
