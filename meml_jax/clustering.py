@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from sklearn.cluster import KMeans, MiniBatchKMeans
-from sklearn.metrics import normalized_mutual_info_score
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 from threadpoolctl import threadpool_limits
 
 from meml_jax.config import ClusteringConfig
 from meml_jax.types import UserError
+
+ROWS = 50_000  # looked at together, which bounds the memory that a large set takes
+SAMPLE = 20_000  # rows on which mini-batch k-means is judged
+MIN_GAIN = 1e-3  # relative gain on them under which another pass is not worth its time
+
+AGREEMENT = ("purity", "nmi", "adjusted_rand")
+
+Progress = Callable[[int, int], None]
+"""(rows done, rows in all): how far a long clustering is."""
 
 
 class ClusteringInfo(NamedTuple):
@@ -20,7 +31,7 @@ class ClusteringInfo(NamedTuple):
     Attributes:
       requested: clusters asked for.
       actual: clusters that have members.
-      iterations: Lloyd or mini-batch iterations of the best start.
+      iterations: passes over the embeddings of the best start.
       inertia: sum of squared distances to the nearest centre.
     """
 
@@ -42,7 +53,8 @@ def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -
     """
     if embeddings.ndim != 2:
         raise UserError(f"embeddings have shape {embeddings.shape}, expected [N, D]")
-    finite = np.isfinite(embeddings).all(axis=1)
+    parts = [np.isfinite(part).all(axis=1) for part in _parts(embeddings)]
+    finite = np.concatenate(parts) if parts else np.zeros(0, bool)
     if not finite.all():
         row = int(np.argmin(finite))
         name = "" if ids is None else f" ({ids[row]})"
@@ -53,17 +65,23 @@ def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -
 
 
 def cluster(
-    embeddings: np.ndarray, config: ClusteringConfig, *, seed: int
+    embeddings: np.ndarray,
+    config: ClusteringConfig,
+    *,
+    seed: int,
+    progress: Progress = lambda done, total: None,
 ) -> tuple[np.ndarray, ClusteringInfo]:
     """Assign every embedding to one of k clusters (Sec. 2): its pseudo-label.
 
     Runs on one thread: sums of several threads add up in any order, and the same seed shall give
-    the same labels everywhere.
+    the same labels everywhere. Beyond the embeddings themselves it takes memory for one more copy
+    of them up to `minibatch_above` rows, and for a few batches above.
 
     Args:
-      embeddings: float [N, D], finite.
+      embeddings: float [N, D], finite; no copy is made of float32.
       config: number of clusters and effort.
-      seed: of the initial centres.
+      seed: of the initial centres and of the batches.
+      progress: called now and then above `minibatch_above` rows.
 
     Returns:
       (int32 [N] pseudo-labels, contiguous from 0 in order of first appearance, ClusteringInfo).
@@ -74,34 +92,89 @@ def cluster(
     check_embeddings(embeddings)
     embeddings = np.ascontiguousarray(embeddings, np.float32)
     requested = config.num_clusters
-    distinct = len(np.unique(embeddings, axis=0)) if requested > 1 else 1
+    distinct = _count_distinct(embeddings, enough=requested if requested > 0 else len(embeddings))
     if not 1 <= requested <= distinct:
         raise UserError(
             f"clustering.num_clusters={requested}, but the {len(embeddings)} embeddings have "
             f"{distinct} distinct values; expected 1 to {distinct}"
         )
-    settings = {
-        "n_clusters": requested,
-        "n_init": config.num_init,
-        "max_iter": config.max_iter,
-        "random_state": seed,
-    }
+    for field in ("num_init", "max_iter"):
+        if getattr(config, field) < 1:
+            raise UserError(f"clustering.{field}={getattr(config, field)}, expected at least 1")
     with threadpool_limits(1):
         if len(embeddings) > config.minibatch_above:
-            model = MiniBatchKMeans(batch_size=max(4096, 3 * requested), **settings)
+            labels, iterations, inertia = _mini_batch_k_means(embeddings, config, seed, progress)
         else:
-            model = KMeans(**settings)
-        labels = model.fit_predict(embeddings)
+            model = KMeans(
+                requested, n_init=config.num_init, max_iter=config.max_iter, random_state=seed
+            )
+            labels = model.fit_predict(embeddings)
+            iterations, inertia = int(model.n_iter_), float(model.inertia_)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(first))
-    info = ClusteringInfo(requested, len(first), int(model.n_iter_), float(model.inertia_))
+    info = ClusteringInfo(requested, len(first), iterations, inertia)
     return rank[inverse].astype(np.int32), info
 
 
-def agreement(labels: np.ndarray, clusters: np.ndarray) -> dict[str, float] | None:
-    """Compare clusters with true labels, for the report only: purity and NMI in [0, 1].
+def _mini_batch_k_means(
+    embeddings: np.ndarray, config: ClusteringConfig, seed: int, progress: Progress
+) -> tuple[np.ndarray, int, float]:
+    """K-means of a set too large for Lloyd's algorithm: (labels [N], passes, inertia).
 
-    Returns None where any image is unlabelled.
+    Passes over the shuffled rows in batches until the inertia of a fixed sample falls by less than
+    `MIN_GAIN` in a pass, or for `max_iter` passes; of `num_init` starts the best on that sample.
+    """
+    count, k = len(embeddings), config.num_clusters
+    batch = min(count, max(4096, 3 * k))
+    rng = np.random.default_rng(seed)
+    sample = embeddings[np.sort(rng.choice(count, min(count, SAMPLE), replace=False))]
+    best: tuple[float, int, MiniBatchKMeans] | None = None
+    for start in range(config.num_init):
+        model = MiniBatchKMeans(
+            k, batch_size=batch, n_init=1, random_state=seed + start, compute_labels=False
+        )
+        before, passes = np.inf, 0
+        while passes < config.max_iter:
+            order = rng.permutation(count)
+            for done in range(0, count, batch):
+                model.partial_fit(embeddings[order[done : done + batch]])
+                progress(passes * count + min(done + batch, count), config.max_iter * count)
+            passes += 1
+            inertia = -float(model.score(sample))
+            if inertia > (1 - MIN_GAIN) * before:
+                break
+            before = inertia
+        if best is None or inertia < best[0]:
+            best = inertia, passes, model
+    _, passes, model = best
+    labels, total = np.empty(count, np.int32), 0.0
+    for start, part in zip(itertools.count(0, ROWS), _parts(embeddings), strict=False):
+        labels[start : start + ROWS] = own = model.predict(part)
+        total += float(np.sum((part - model.cluster_centers_[own]) ** 2, dtype=np.float64))
+    return labels, passes, total
+
+
+def _parts(embeddings: np.ndarray) -> list[np.ndarray]:
+    """Views of at most `ROWS` rows each."""
+    return [embeddings[start : start + ROWS] for start in range(0, len(embeddings), ROWS)]
+
+
+def _count_distinct(embeddings: np.ndarray, *, enough: int) -> int:
+    """Count distinct rows, but no further than `enough`."""
+    seen = set()
+    for row in embeddings:
+        seen.add((row + 0.0).tobytes())  # -0.0 + 0.0 is 0.0
+        if len(seen) == enough:
+            break
+    return len(seen)
+
+
+def agreement(labels: np.ndarray, clusters: np.ndarray) -> dict[str, float] | None:
+    """Compare clusters with true labels, for the report only.
+
+    Returns:
+      `purity` and `nmi` in [0, 1], `adjusted_rand` (0: as chance, 1: the same); None where any
+      image is unlabelled.
     """
     if len(labels) == 0 or labels.min() < 0:
         return None
@@ -109,4 +182,5 @@ def agreement(labels: np.ndarray, clusters: np.ndarray) -> dict[str, float] | No
     return {
         "purity": float(table.max(axis=0).sum() / table.sum()),
         "nmi": float(normalized_mutual_info_score(labels, clusters)),
+        "adjusted_rand": float(adjusted_rand_score(labels, clusters)),
     }

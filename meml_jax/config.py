@@ -49,13 +49,11 @@ class TestDataConfig:
 class EmbeddingConfig:
     """How unlabelled images become vectors."""
 
-    name: str = "pca"  # pca, pixels, contrastive, npz
+    name: str = "pca"  # a row of embeddings.EMBEDDINGS, or npz
     dim: int = 64  # pca, deepcluster, sela: number of components
     whiten: bool = False  # decorrelate, unit variance; for any embedding
     normalize: bool = False  # l2-normalise each vector, after whitening
-    channels: int = (
-        256  # contrastive: width of the FEN; deepcluster, sela: of AlexNet (256: its own)
-    )
+    channels: int = 256  # contrastive: width of the FEN; deepcluster, sela: of AlexNet
     views: str = "drawing"  # contrastive, deepcluster, sela: drawing, photo
     temperature: float = 0.1  # contrastive
     width: int = 16  # acai: channels of the first block, doubled by each (its authors: 64)

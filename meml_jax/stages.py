@@ -10,10 +10,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,7 +29,6 @@ from meml_jax import (
     feed,
     few_shot,
     figures,
-    meta_train,
     metrics,
     paper,
     report,
@@ -37,9 +38,8 @@ from meml_jax import (
 from meml_jax.config import Config, departures
 from meml_jax.files import write_atomic, write_json, write_npz
 from meml_jax.keys import key_for
-from meml_jax.learners import get_learner
-from meml_jax.model import Model, fresh_state, restore_params
-from meml_jax.types import Clusters, Dataset, TaskTable, UserError
+from meml_jax.model import Model, fresh_state, restore_params, train_call
+from meml_jax.types import Clusters, Dataset, Params, TaskTable, TrainState, UserError
 from meml_jax.workdir import fingerprint, load_product
 
 STAGES = ("embed", "cluster", "train", "test", "report")
@@ -61,6 +61,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         return stored["embeddings"]
     split = dataset.train
     info: dict[str, Any] = {}
+    started = time.monotonic()
     if config.embedding.name == "npz":
         if split.embeddings is None:
             raise UserError(
@@ -74,10 +75,12 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         folder = workdir / "embedding"
         encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
         z = encode(split.images)
-    z = embeddings.l2_normalize(z) if config.embedding.normalize else z
     clustering.check_embeddings(z, ids=split.ids)
-    z = np.asarray(z, np.float32)
+    z = np.asarray(embeddings.rescale(z, config.embedding), np.float32)
     write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    # A training that was stopped took longer than this process knows.
+    info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
+    write_json(workdir / "embedding.json", {"name": config.embedding.name, **info})
     facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
@@ -90,7 +93,7 @@ def cluster(
     path, settings = workdir / "tasks.npz", config.tasks
     truncated = (settings.balance_size,) if settings.balance == "truncate" else ()
     wanted = fingerprint(
-        config.clustering if z is not None else None,
+        dataclasses.replace(config.clustering, rounds=1) if z is not None else None,
         config.seed,
         settings.labels,
         settings.min_size,
@@ -103,12 +106,16 @@ def cluster(
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
-    true = dataset.train.labels
+    true, started = dataset.train.labels, time.monotonic()
     if settings.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={settings.labels!r}, expected 'clusters' or 'true'")
     if z is not None:
         say(f"cluster: k-means, {config.clustering.num_clusters} clusters of {len(z)} embeddings")
-        labels, details = clustering.cluster(z, config.clustering, seed=config.seed)
+        progress = metrics.Progress(None, "cluster", unit="rows")
+        labels, details = clustering.cluster(
+            z, config.clustering, seed=config.seed, progress=progress
+        )
+        progress.close()
         requested, actual = details.requested, details.actual
     else:
         if len(true) == 0 or true.min() < 0:
@@ -128,7 +135,8 @@ def cluster(
         "size_median": float(np.median(table.size)),
         "size_max": int(table.size.max()),
         "images": len(table.index),
-        **(clustering.agreement(true, labels) or {"purity": None, "nmi": None}),
+        "seconds": time.monotonic() - started,
+        **(clustering.agreement(true, labels) or dict.fromkeys(clustering.AGREEMENT)),
     }
     write_npz(
         path,
@@ -145,10 +153,9 @@ def cluster(
         info=json.dumps(info),
         fingerprint=wanted,
     )
-    agreement = "" if info["purity"] is None else f", purity {info['purity']:.3f}"
-    agreement += (
-        "" if info["nmi"] is None else f", NMI {info['nmi']:.3f} (true labels, report only)"
-    )
+    agreement = "" if info["purity"] is None else f", purity {info['purity']:.3f}, NMI "
+    if agreement:
+        agreement += f"{info['nmi']:.3f}, adjusted Rand {info['adjusted_rand']:.3f} (report only)"
     source = "" if settings.labels == "clusters" else " true classes"
     least = max(settings.min_size, *truncated, 0)
     say(
@@ -160,17 +167,19 @@ def cluster(
 
 
 def train(
-    config: Config, dataset: Dataset, clusters: Clusters, model: Model, workdir: Path, say: Report
+    config: Config,
+    dataset: Dataset,
+    clusters: Clusters,
+    model: Model,
+    workdir: Path,
+    say: Report,
+    *,
+    fen: Params | None = None,
 ) -> dict[str, Any]:
-    """Meta-train; writes `checkpoints/`, `metrics.jsonl`, `tensorboard/`; returns `meta_train`."""
-    call = meta_train.make_train_call(
-        network=model.network,
-        learner=get_learner(config.learner),
-        inner=config.inner,
-        outer=config.outer,
-        sampler=model.sampler,
-        steps_per_call=config.train.steps_per_call,
-    )
+    """Meta-train; writes `checkpoints/`, `metrics.jsonl`, `tensorboard/`; returns `meta_train`.
+
+    Training starts from the parameters `fen` where they are given, else from random ones.
+    """
     size = jnp.asarray(clusters.table.size)
     weights = balance.task_weights(config.tasks, size)
     key = key_for("train", config.seed)
@@ -186,8 +195,8 @@ def train(
         train=config.train,
     ) as data:
         summary = training.train(
-            call,
-            functools.partial(fresh_state, config, model),
+            train_call(config, model),
+            functools.partial(_initial_state, config, model, fen),
             data,
             config.train,
             workdir=workdir,
@@ -200,6 +209,14 @@ def train(
         f"{summary['steps_per_second']:.1f} steps/s"
     )
     return summary
+
+
+def _initial_state(config: Config, model: Model, fen: Params | None) -> TrainState:
+    state = fresh_state(config, model)
+    if fen is None:
+        return state
+    copied = jax.tree.map(jnp.array, fen)  # the step may take the state's memory for its own
+    return dataclasses.replace(state, params=state.params | {"fen": copied})
 
 
 def test(
@@ -287,7 +304,13 @@ def write_report(
     curve = () if config.episodes.ways else ("accuracy",)  # (ways, shots) are no curve
     if curve:
         figures.accuracy_curve(results, folder / "accuracy.png", paper=beside)
-    attended = attention.attend(params, dataset.train.images, clusters.table, network=model.network)
+    attended = attention.attend(
+        params,
+        dataset.train.images,
+        clusters.table,
+        network=model.network,
+        options=config.inner,
+    )
     figures.cluster_grid(attended, folder / "clusters.png")
     figures.cluster_sizes(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -85,15 +86,66 @@ def test_large_sets_use_mini_batches(monkeypatch):
     used = []
 
     class Spy(clustering.MiniBatchKMeans):
-        def fit_predict(self, *args, **kwargs):
-            used.append(self.batch_size)
-            return super().fit_predict(*args, **kwargs)
+        def partial_fit(self, batch):
+            used.append(len(batch))
+            return super().partial_fit(batch)
 
     monkeypatch.setattr(clustering, "MiniBatchKMeans", Spy)
-    cluster(blobs()[0], 10, minibatch_above=300)
+    points, _ = blobs(5000)
+    cluster(points, 10, minibatch_above=5000)
     assert not used
-    cluster(blobs()[0], 10, minibatch_above=299)
-    assert used == [4096]
+    _, info = cluster(points, 10, minibatch_above=4999, max_iter=2)
+    assert used == [4096, 904] * info.iterations and info.iterations <= 2
+
+
+def test_mini_batches_find_what_lloyd_finds():
+    points, own = blobs(3000, centres=30)
+    exact, batched = (
+        cluster(points, 30, minibatch_above=n, num_init=3) for n in (len(points), len(points) - 1)
+    )
+    # The inertia is that of the labels and the last centres, which lie near their means.
+    means = np.stack([points[batched[0] == c].mean(axis=0) for c in range(batched[1].actual)])
+    least = np.sum((points - means[batched[0]]) ** 2)
+    assert least <= batched[1].inertia < 1.05 * least
+    assert batched[1].inertia < 1.5 * exact[1].inertia
+    assert clustering.agreement(own, batched[0])["purity"] > 0.85
+    assert_canonical(batched[0], batched[1].actual)
+
+
+def test_progress_of_mini_batches():
+    seen = []
+    points, _ = blobs(9000)
+    settings = ClusteringConfig(num_clusters=10, minibatch_above=100, max_iter=3)
+    _, info = clustering.cluster(points, settings, seed=0, progress=lambda *p: seen.append(p))
+    first = [(4096, 27000), (8192, 27000), (9000, 27000)]
+    assert seen[:3] == first and len(seen) == 3 * info.iterations
+
+
+def test_a_large_set_takes_little_memory_beside_itself():
+    points = np.random.default_rng(0).normal(size=(200_000, 32)).astype(np.float32)
+    settings = ClusteringConfig(num_clusters=20, minibatch_above=100_000, max_iter=1)
+    tracemalloc.start()
+    try:
+        labels, info = clustering.cluster(points, settings, seed=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert info.actual == 20 and len(labels) == len(points)
+    # Labels, their order and the batches; a copy of the points alone would be 1 more.
+    assert peak < 0.9 * points.nbytes
+
+
+@pytest.mark.parametrize("field", ["num_init", "max_iter"])
+@pytest.mark.parametrize("minibatch_above", [100_000, 50])
+def test_no_effort_is_refused(field, minibatch_above):
+    with pytest.raises(UserError, match=f"clustering.{field}=0, expected at least 1"):
+        cluster(blobs(60)[0], 3, minibatch_above=minibatch_above, **{field: 0})
+
+
+def test_negative_zero_is_zero():
+    points = np.array([[0.0, 1.0], [-0.0, 1.0], [2.0, 0.0]], np.float32)
+    with pytest.raises(UserError, match="2 distinct"):
+        cluster(points, 3)
 
 
 def test_labels_do_not_depend_on_the_number_of_threads():
@@ -155,7 +207,11 @@ def test_purity_and_nmi_by_hand():
     # cluster, a third of all, leaves ln 2 open. NMI divides by the mean of the entropies.
     information = np.log(2) - np.log(2) / 3
     assert found["nmi"] == pytest.approx(information / ((np.log(2) + np.log(3)) / 2))
-    assert clustering.agreement(true, true) == {"purity": 1.0, "nmi": pytest.approx(1.0)}
+    # Pairs together in both: 2; in true: 6; in clusters: 3; of 15. Chance: 6 * 3 / 15.
+    expected = (2 - 6 * 3 / 15) / ((6 + 3) / 2 - 6 * 3 / 15)
+    assert found["adjusted_rand"] == pytest.approx(expected)
+    same = {"purity": 1.0, "nmi": pytest.approx(1.0), "adjusted_rand": 1.0}
+    assert clustering.agreement(true, true) == same
     assert clustering.agreement(true, np.zeros(6, int))["purity"] == 0.5
 
 

@@ -25,15 +25,14 @@ def fit(name, x, seed=0, **fields):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("whiten", [False, True])
-def test_pca_is_the_projection_on_the_first_singular_vectors(channels, whiten):
+def test_pca_is_the_projection_on_the_first_singular_vectors(channels):
     x = images(channels=channels)
-    encode, info = fit("pca", x, dim=4, whiten=whiten)
+    encode, info = fit("pca", x, dim=4)
     z = encode(x)
     assert z.dtype == np.float32 and z.shape == (len(x), 4)
     flat = x.reshape(len(x), -1) / 255
     u, s, _ = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
-    expected = u[:, :4] * (np.sqrt(len(x) - 1) if whiten else s[:4])
+    expected = u[:, :4] * s[:4]
     sign = np.sign(np.sum(expected * z, axis=0))  # a singular vector has no sign of its own
     np.testing.assert_allclose(z * sign, expected, atol=1e-3 * np.abs(expected).max())
     share = (s[:4] ** 2).sum() / (s**2).sum()
@@ -82,6 +81,53 @@ def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match="expected one of") as error:
         embeddings.get_fit("entirely_else")
     assert "did you mean" not in str(error.value)
+
+
+def test_random_is_an_untrained_fen():
+    x = images(size=28)
+    encode, info = fit("random", x, channels=8)
+    z = encode(x)
+    assert z.dtype == np.float32 and z.shape == (60, 8) and info == {"dim": 8}
+    assert (z >= 0).all() and len(np.unique(z, axis=0)) > 50
+    np.testing.assert_array_equal(fit("random", images(seed=5, size=28), channels=8)[0](x), z)
+    order = np.random.default_rng(1).permutation(len(x))
+    np.testing.assert_array_equal(encode(x[order]), z[order])
+    np.testing.assert_array_equal(encode(x[7:8]), z[7:8])
+    assert np.any(fit("random", x, channels=8, seed=1)[0](x) != z)
+    with pytest.raises(UserError, match="26x26 pixels are too small .*27x27"):
+        fit("random", images(size=26), channels=8)
+    with pytest.raises(UserError, match="embedding.channels=0"):
+        fit("random", x, channels=0)
+
+
+def correlated(rows=300, dim=5, rank=None, seed=0):
+    rng = np.random.default_rng(seed)
+    mixing = rng.normal(size=(rank or dim, dim)) * 10.0 ** rng.uniform(-1, 1, size=dim)
+    return (rng.normal(size=(rows, rank or dim)) @ mixing + rng.normal(size=dim)).astype(np.float32)
+
+
+def test_whiten_gives_uncorrelated_directions_of_unit_variance(monkeypatch):
+    z = correlated()
+    white = embeddings.whiten(z)
+    assert white.dtype == np.float32 and white.shape == z.shape
+    np.testing.assert_allclose(white.mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(white, rowvar=False), np.eye(5), atol=1e-4)
+    # Distances are those of Mahalanobis, whatever the rotation.
+    inverse = np.linalg.inv(np.cov(z.astype(np.float64), rowvar=False))
+    gap = z[:1].astype(np.float64) - z[1:10]
+    expected = np.einsum("nd,de,ne->n", gap, inverse, gap)
+    np.testing.assert_allclose(np.sum((white[:1] - white[1:10]) ** 2, axis=1), expected, rtol=1e-3)
+    monkeypatch.setattr(embeddings.whitening, "CHUNK", 77)
+    np.testing.assert_allclose(np.abs(embeddings.whiten(z)), np.abs(white), atol=1e-4)
+
+
+def test_whiten_drops_directions_that_do_not_vary():
+    z = np.concatenate([correlated(dim=4, rank=2), np.zeros((300, 2), np.float32)], axis=1)
+    white = embeddings.whiten(z)
+    assert white.shape == (300, 2)
+    np.testing.assert_allclose(np.cov(white, rowvar=False), np.eye(2), atol=1e-4)
+    assert embeddings.whiten(correlated(rows=3, dim=5)).shape == (3, 2)  # 3 points span 2
+    np.testing.assert_array_equal(embeddings.whiten(np.ones((4, 3), np.float32)), np.zeros((4, 1)))
 
 
 def test_l2_normalize_leaves_zero_rows():

@@ -3,7 +3,8 @@
     fit(images, key, config, *, checkpoint_dir, report) -> (encode, info)
 
 `checkpoint_dir` is where a training keeps what it needs to go on after a stop, `report` prints a
-line; an embedding that is not trained ignores both. `info` is a dict of numbers.
+line; an embedding that is not trained ignores both. `info` is a dict of numbers. `rescale`
+(whitening, length 1) can follow any of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from meml_jax.embeddings import contrastive, pca, pixels
+from meml_jax.embeddings import acai, contrastive, pca, pixels, random_fen, self_labelling
+from meml_jax.embeddings.whitening import l2_normalize, rescale, whiten
 from meml_jax.types import UserError
+
+__all__ = ["EMBEDDINGS", "Encode", "get_fit", "l2_normalize", "rescale", "whiten"]
 
 Encode = Callable[[np.ndarray], np.ndarray]
 """Pure: uint8 images [N, H, W, C] -> float32 embeddings [N, D]."""
@@ -23,7 +27,10 @@ Encode = Callable[[np.ndarray], np.ndarray]
 EMBEDDINGS: dict[str, Callable[..., tuple[Encode, dict[str, Any]]]] = {
     "pca": pca.fit,
     "pixels": pixels.fit,
+    "random": random_fen.fit,
+    "acai": acai.fit,
     "contrastive": contrastive.fit,
+    **dict.fromkeys(self_labelling.RULES, self_labelling.fit),
 }
 """Add an embedding by adding its `fit` here."""
 
@@ -36,9 +43,3 @@ def get_fit(name: str) -> Callable[..., tuple[Encode, dict[str, Any]]]:
         expected = sorted([*EMBEDDINGS, "npz"])
         raise UserError(f"embedding.name={name!r}, expected one of {expected}{hint}")
     return EMBEDDINGS[name]
-
-
-def l2_normalize(embeddings: np.ndarray) -> np.ndarray:
-    """Scale each embedding [N, D] to length 1; a zero vector stays zero."""
-    norm = np.linalg.norm(embeddings, axis=1, keepdims=True)
-    return embeddings / np.where(norm > 0, norm, 1.0)

@@ -112,18 +112,13 @@ def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, 
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, pairs)
         return apply_meta_grad(state, grads, tx), metrics
 
-    def train_call(
-        state: TrainState, num_steps: Array, images: Array, key: Array
-    ) -> tuple[TrainState, Metrics]:
-        def body(i, carry):
-            state, history = carry
-            state, metrics = step(state, images, key)
-            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
+    return fitting.repeat(step, ("loss", "accuracy"))
 
-        history = {name: jnp.zeros((fitting.STEPS_PER_CALL,)) for name in ("loss", "accuracy")}
-        return lax.fori_loop(0, num_steps, body, (state, history))
 
-    return train_call
+def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfig) -> Params:
+    """Read {'fen', 'projection'} from what `fit` left in its `checkpoint_dir`; else a UserError."""
+    fresh = functools.partial(init_state, jax.random.key(0), image_shape, config)
+    return fitting.restore(folder, fresh)
 
 
 def fit(

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from meml_jax import checkpoints, metrics, training
 from meml_jax.config import EmbeddingConfig, TrainConfig
-from meml_jax.types import Array, Params, TrainState, UserError
+from meml_jax.types import Array, Metrics, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
 
 STEPS_PER_CALL = 10  # in one compiled call; a stop is heeded after it
@@ -33,6 +35,31 @@ def check(config: EmbeddingConfig, images: np.ndarray) -> None:
             f"embedding.batch_size={config.batch_size}, expected 2 to the number of training "
             f"images, {len(images)}"
         )
+
+
+def repeat(
+    step: Callable[..., tuple[TrainState, Metrics]], names: tuple[str, ...]
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Turn one step into up to `STEPS_PER_CALL` steps of one compiled call.
+
+    Args:
+      step: (state, *data) -> (state, Metrics []).
+      names: of the metrics.
+
+    Returns:
+      train_call(state, num_steps, *data) -> (state, Metrics [STEPS_PER_CALL]), 0 past `num_steps`.
+    """
+
+    def train_call(state: TrainState, num_steps: Array, *data: Any) -> tuple[TrainState, Metrics]:
+        def body(i, carry):
+            state, history = carry
+            state, metrics = step(state, *data)
+            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
+
+        history = {name: jnp.zeros((STEPS_PER_CALL,)) for name in names}
+        return lax.fori_loop(0, num_steps, body, (state, history))
+
+    return train_call
 
 
 def train(
@@ -92,6 +119,21 @@ def train(
         record = metrics.read(checkpoint_dir / metrics.FILE_NAME)[-1]
     last = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
     return state.params, last | {"seconds": summary["seconds"]}
+
+
+def restore(folder: Path, fresh_state: Callable[[], TrainState]) -> Params:
+    """Read the parameters that a training of an embedding left in its `checkpoint_dir`.
+
+    Raises:
+      UserError: there are none, or they are of other settings.
+    """
+    if not (folder / "checkpoints").is_dir():
+        raise UserError(
+            f"the trained embedding is not in {folder} any more; delete embeddings.npz beside it, "
+            "so that the same command trains it again"
+        )
+    with checkpoints.open_checkpoints(folder / "checkpoints", read_only=True) as manager:
+        return checkpoints.restore(manager, jax.eval_shape(fresh_state))[0].params
 
 
 def in_chunks(

@@ -28,7 +28,7 @@ def fit(
     Args:
       images: uint8 [N, H, W, C].
       key: random key of the randomised solver.
-      config: `dim` components, `whiten` to unit variance.
+      config: `dim` components.
       checkpoint_dir: not used, it takes seconds.
       report: not used.
 
@@ -43,7 +43,7 @@ def fit(
     if not 1 <= config.dim <= most:
         raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
-    model = PCA(config.dim, whiten=config.whiten, svd_solver="randomized", random_state=seed)
+    model = PCA(config.dim, svd_solver="randomized", random_state=seed)
 
     def flat(images: np.ndarray) -> np.ndarray:
         return images.reshape(len(images), -1).astype(np.float32) / 255

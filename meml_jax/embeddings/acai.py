@@ -1,0 +1,359 @@
+"""ACAI: an autoencoder whose interpolations a critic cannot tell from reconstructions.
+
+Berthelot et al. 2018, arXiv 1807.07543; the paper's embedding of Omniglot. With encoder f, decoder
+g, critic d and alpha drawn uniformly from [0, 0.5],
+
+  x_alpha = g(alpha f(x1) + (1 - alpha) f(x2)),
+  L_d     = (d(x_alpha) - alpha)^2 + d(gamma x + (1 - gamma) g(f(x)))^2,
+  L_fg    = |x - g(f(x))|^2 + lambda d(x_alpha)^2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import lax
+
+from meml_jax.config import EmbeddingConfig
+from meml_jax.convolution import conv2d
+from meml_jax.embeddings import fitting
+from meml_jax.meta_train import apply_meta_grad, to_float
+from meml_jax.types import Array, Metrics, Params, TrainState, UserError
+
+SLOPE = 0.2  # of the leaky ReLU below 0
+TRAINED_BY = (
+    "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
+)  # fmt: skip
+METRICS = ("loss", "reconstruction", "fooling", "critic")
+
+_leaky = functools.partial(nn.leaky_relu, negative_slope=SLOPE)
+_weight_init = nn.initializers.variance_scaling(1 / (1 + SLOPE**2), "fan_in", "normal")
+
+
+class Conv(nn.Module):
+    """A convolution that keeps the size, zeros around; `x [N, H, W, C] -> [N, H, W, channels]`."""
+
+    channels: int
+    size: int = 3
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Convolve and add the bias."""
+        shape = (self.size, self.size, x.shape[-1], self.channels)
+        kernel = self.param("kernel", _weight_init, shape, x.dtype)
+        bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
+        around = (self.size // 2, self.size // 2)
+        x = jnp.pad(x, ((0, 0), around, around, (0, 0)))
+        return conv2d(x, kernel, stride=1) + bias[None, None, None]
+
+
+class Encoder(nn.Module):
+    """f, and the critic's body: blocks of two convolutions that double the channels, then halving.
+
+    [N, S, S, C] -> [N, S / 2^depth, S / 2^depth, outputs].
+    """
+
+    width: int
+    depth: int
+    outputs: int
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Encode; the last layer is linear."""
+        x = Conv(self.width, 1)(images)
+        for block in range(self.depth):
+            for _ in range(2):
+                x = _leaky(Conv(self.width << block)(x))
+            n, height, width, channels = x.shape
+            x = x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+        return Conv(self.outputs)(_leaky(Conv(self.width << self.depth)(x)))
+
+
+class Decoder(nn.Module):
+    """g, the encoder backwards: two convolutions, then every pixel becomes four."""
+
+    width: int
+    depth: int
+    channels: int
+
+    @nn.compact
+    def __call__(self, z: Array) -> Array:
+        """Decode [N, S / 2^depth, S / 2^depth, K] -> images [N, S, S, channels], unbounded."""
+        x = z
+        for block in reversed(range(self.depth)):
+            for _ in range(2):
+                x = _leaky(Conv(self.width << block)(x))
+            n, height, width, channels = x.shape
+            four = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
+            x = four.reshape(n, 2 * height, 2 * width, channels)
+        return Conv(self.channels)(_leaky(Conv(self.width)(x)))
+
+
+class Model(NamedTuple):
+    """Pure functions of the parameters {'encoder', 'decoder', 'critic'}.
+
+    Attributes:
+      init: key -> params.
+      encode: (params, images [N, H, W, C]) -> z [N, h, w, k].
+      decode: (params, z) -> images [N, H, W, C].
+      criticise: (params, images) -> guess of alpha [N].
+    """
+
+    init: Callable[[Array], Params]
+    encode: Callable[[Params, Array], Array]
+    decode: Callable[[Params, Array], Array]
+    criticise: Callable[[Params, Array], Array]
+
+
+def autoencoder_loss(
+    images: Array, reconstruction: Array, guess: Array, *, weight: float
+) -> tuple[Array, Metrics]:
+    """Compute L_fg = |x - g(f(x))|^2 + weight d(x_alpha)^2.
+
+    Args:
+      images: x, [N, H, W, C].
+      reconstruction: g(f(x)), likewise.
+      guess: d(x_alpha), [N].
+      weight: lambda.
+
+    Returns:
+      (loss [], Metrics []: `reconstruction` and `fooling`, its two parts without the weight).
+
+    Differs from the paper: the squared error is a mean over pixels, as in its authors' code, so
+    that lambda does not depend on the size of the images.
+    """
+    reconstruction_loss = jnp.mean((images - reconstruction) ** 2)
+    fooling = jnp.mean(guess**2)
+    metrics = {"reconstruction": reconstruction_loss, "fooling": fooling}
+    return reconstruction_loss + weight * fooling, metrics
+
+
+def critic_loss(guess: Array, alpha: Array, guess_real: Array) -> Array:
+    """Compute L_d = (d(x_alpha) - alpha)^2 + d(gamma x + (1 - gamma) g(f(x)))^2, mean over [N]."""
+    return jnp.mean((guess - alpha) ** 2) + jnp.mean(guess_real**2)
+
+
+def losses(
+    params: Params, images: Array, alpha: Array, *, model: Model, mix: float, weight: float
+) -> tuple[Array, Metrics]:
+    """Compute L_fg + L_d, of which each gives gradients to its own networks only.
+
+    Image i is interpolated with image i - 1 of the batch.
+
+    Args:
+      params: {'encoder', 'decoder', 'critic'}.
+      images: [N, H, W, C] in [0, 1].
+      alpha: [N] in [0, 0.5].
+      model: the networks.
+      mix: gamma.
+      weight: lambda.
+
+    Returns:
+      (L_fg + L_d [], Metrics []: `loss` L_fg, its parts `reconstruction` and `fooling`, `critic`
+      L_d).
+    """
+    z = model.encode(params, images)
+    share = alpha[:, None, None, None]
+    between = share * z + (1 - share) * jnp.roll(z, 1, axis=0)
+    reconstruction, blend = jnp.split(model.decode(params, jnp.concatenate([z, between])), 2)
+    fooled = model.criticise(lax.stop_gradient(params), blend)
+    own, metrics = autoencoder_loss(images, reconstruction, fooled, weight=weight)
+    real = mix * images + (1 - mix) * reconstruction
+    guess = model.criticise(params, lax.stop_gradient(blend))
+    critic = critic_loss(guess, alpha, model.criticise(params, lax.stop_gradient(real)))
+    return own + critic, metrics | {"loss": own, "critic": critic}
+
+
+def around(image_shape: tuple[int, ...], depth: int) -> tuple[tuple[int, int], ...]:
+    """Rows and columns to add before and after, so that the sides can be halved `depth` times."""
+    missing = [-side % 2**depth for side in image_shape[:2]]
+    return tuple((gap // 2, gap - gap // 2) for gap in missing)
+
+
+def prepare(images: Array, depth: int) -> Array:
+    """Bring uint8 images to [0, 1] and repeat their border until `around` is filled."""
+    return jnp.pad(to_float(images), ((0, 0), *around(images.shape[1:], depth), (0, 0)), "edge")
+
+
+def make_model(config: EmbeddingConfig, image_shape: tuple[int, int, int]) -> Model:
+    """Build the networks for images of a shape (H, W, C) that is made to fit by `prepare`.
+
+    Raises:
+      UserError: `embedding.dim` cannot be spread over the positions that are left.
+    """
+    for field in ("width", "depth"):
+        if getattr(config, field) < 1:
+            raise UserError(f"embedding.{field}={getattr(config, field)}, expected at least 1")
+    gaps = around(image_shape, config.depth)
+    padded = [side + sum(gap) for side, gap in zip(image_shape[:2], gaps, strict=True)]
+    code = [side >> config.depth for side in padded]
+    if config.dim < 1 or config.dim % (code[0] * code[1]):
+        raise UserError(
+            f"embedding.dim={config.dim}, expected a multiple of {code[0] * code[1]}: images of "
+            f"{image_shape[0]}x{image_shape[1]} pixels become {code[0]}x{code[1]} positions after "
+            f"embedding.depth={config.depth} halvings"
+        )
+    outputs = config.dim // (code[0] * code[1])
+    encoder = Encoder(config.width, config.depth, outputs)
+    decoder = Decoder(config.width, config.depth, image_shape[2])
+
+    def init(key: Array) -> Params:
+        encoder_key, decoder_key, critic_key = jax.random.split(key, 3)
+        images = jnp.zeros((1, *padded, image_shape[2]))
+        variables = {
+            "encoder": encoder.init(encoder_key, images),
+            "decoder": decoder.init(decoder_key, jnp.zeros((1, *code, outputs))),
+            "critic": encoder.init(critic_key, images),
+        }
+        return {role: tree["params"] for role, tree in variables.items()}
+
+    def apply(module: nn.Module, role: str) -> Callable[[Params, Array], Array]:
+        return lambda params, x: module.apply({"params": params[role]}, x)  # type: ignore[return-value]
+
+    body = apply(encoder, "critic")
+    return Model(
+        init=init,
+        encode=apply(encoder, "encoder"),
+        decode=apply(decoder, "decoder"),
+        criticise=lambda params, images: jnp.mean(body(params, images), axis=(1, 2, 3)),
+    )
+
+
+def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
+    """Adam for all networks, whose learning rate falls to 0 along a half cosine over all steps."""
+    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
+
+
+def init_state(
+    key: Array, image_shape: tuple[int, int, int], config: EmbeddingConfig
+) -> TrainState:
+    """Draw the parameters {'encoder', 'decoder', 'critic'} and start the optimizer."""
+    params = make_model(config, image_shape).init(key)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer(config).init(params))
+
+
+def make_train_call(
+    config: EmbeddingConfig, image_shape: tuple[int, int, int]
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Build train_call(state, num_steps, images uint8 [N, H, W, C], key); see `fitting.repeat`.
+
+    The batch and alpha of a step follow from `fold_in(key, step)`. One Adam of both losses'
+    gradients is one Adam for each: it works element by element, and no parameter has two.
+    """
+    model, tx = make_model(config, image_shape), optimizer(config)
+    loss_fn = functools.partial(
+        losses, model=model, mix=config.critic_mix, weight=config.critic_weight
+    )
+
+    def step(state: TrainState, images: Array, key: Array) -> tuple[TrainState, Metrics]:
+        batch_key, alpha_key = jax.random.split(jax.random.fold_in(key, state.step))
+        chosen = jax.random.choice(batch_key, len(images), (config.batch_size,), replace=False)
+        alpha = jax.random.uniform(alpha_key, (config.batch_size,), maxval=0.5)
+        batch = prepare(images[chosen], config.depth)
+        grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, alpha)
+        return apply_meta_grad(state, grads, tx), metrics
+
+    return fitting.repeat(step, METRICS)
+
+
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
+    """Train autoencoder and critic on unlabelled images.
+
+    A function of (images, key, config), whatever stops lie between; the same call goes on from the
+    last checkpoint.
+
+    Args:
+      images: uint8 [N, H, W, C].
+      key: random key.
+      config: `dim`, `width`, `depth`, `critic_mix`, `critic_weight`, `steps`, `batch_size`,
+        `learning_rate`, `checkpoint_every`.
+      checkpoint_dir: gets `checkpoints/` (TrainState with params {'encoder', 'decoder',
+        'critic'}), `metrics.jsonl` and `tensorboard/`; None: nothing is kept.
+      report: prints a line.
+
+    Returns:
+      (encode: uint8 [N, H, W, C] -> float32 [N, dim], the flattened code f(x); info: `METRICS` of
+      the last steps, `seconds`).
+
+    Raises:
+      UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
+        not finite.
+      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+
+    Differs from the paper (Berthelot et al.): Adam's learning rate falls along a cosine in place of
+    a constant 1e-4; 16 channels in the first block where its authors' code has 64; 28x28 images are
+    brought to 32x32 by repeating their border.
+    """
+    fitting.check(config, images)
+    shape = images.shape[1:]
+    model = make_model(config, shape)
+    init_key, train_key = jax.random.split(key)
+    init = functools.partial(init_state, image_shape=shape, config=config)
+    settings = [getattr(config, name) for name in TRAINED_BY]
+    params, info = fitting.train(
+        make_train_call(config, shape),
+        functools.partial(jax.jit(init), init_key),
+        (jnp.asarray(images), train_key),
+        config,
+        identity=("acai", settings, images, np.asarray(jax.random.key_data(key))),
+        loss="autoencoder's loss",
+        checkpoint_dir=checkpoint_dir,
+        report=report,
+    )
+
+    def encode(params: Params, images: Array) -> Array:
+        return model.encode(params, prepare(images, config.depth)).reshape(len(images), -1)
+
+    return fitting.in_chunks(encode, params), info
+
+
+def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfig) -> Params:
+    """Read the parameters that `fit` left in its `checkpoint_dir`; UserError if it cannot."""
+    fresh = functools.partial(init_state, jax.random.key(0), image_shape, config)
+    return fitting.restore(folder, fresh)
+
+
+def decode_between(
+    params: Params, first: np.ndarray, second: np.ndarray, shares: Any, config: EmbeddingConfig
+) -> np.ndarray:
+    """Decode the straight way from each first to each second image.
+
+    Args:
+      params: of `load`.
+      first: uint8 [N, H, W, C].
+      second: uint8 [N, H, W, C].
+      shares: [T], of the second image; 0 is the reconstruction of the first.
+      config: that `params` were trained with.
+
+    Returns:
+      float32 [N, T, H, W, C], cut off at 0 and 1.
+    """
+    model, shape = make_model(config, first.shape[1:]), first.shape[1:]
+    (top, _), (left, _) = around(shape, config.depth)
+
+    @jax.jit
+    def decode(params: Params, first: Array, second: Array, shares: Array) -> Array:
+        ends = [model.encode(params, prepare(x, config.depth)) for x in (first, second)]
+        share = shares[:, None, None, None, None]
+        z = (1 - share) * ends[0][None] + share * ends[1][None]
+        images = model.decode(params, z.reshape(-1, *z.shape[2:]))
+        images = images[:, top : top + shape[0], left : left + shape[1]]
+        return jnp.clip(images, 0, 1).reshape(*z.shape[:2], *shape)
+
+    decoded = decode(params, first, second, jnp.asarray(shares, jnp.float32))
+    return np.asarray(decoded).swapaxes(0, 1)

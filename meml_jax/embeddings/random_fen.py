@@ -1,0 +1,61 @@
+"""The features of the FEN before any training: what its architecture alone tells apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from meml_jax.config import EmbeddingConfig
+from meml_jax.embeddings import fitting
+from meml_jax.meta_train import to_float
+from meml_jax.networks import FEN, MIN_IMAGE_SIZE
+from meml_jax.types import Array, Params, UserError
+
+
+def fit(
+    images: np.ndarray,
+    key: jax.Array,
+    config: EmbeddingConfig,
+    *,
+    checkpoint_dir: Path | None = None,
+    report: Callable[[str], None] = print,
+):
+    """Draw a FEN at random.
+
+    Args:
+      images: uint8 [N, H, W, C], of which only the shape counts.
+      key: random key.
+      config: `channels` of the FEN.
+      checkpoint_dir: not used, nothing is trained.
+      report: not used.
+
+    Returns:
+      (encode: uint8 [N, H, W, C] -> float32 [N, D], R = relu(f_theta(X)); info: `dim`, D).
+
+    Raises:
+      UserError: images too small for the FEN, or no channels.
+    """
+    del checkpoint_dir, report
+    if config.channels < 1:
+        raise UserError(f"embedding.channels={config.channels}, expected at least 1")
+    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
+        raise UserError(
+            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for the FEN: at "
+            f"least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
+        )
+    fen = FEN(config.channels)
+    params = jax.jit(fen.init)(key, jnp.zeros((1, *images.shape[1:])))["params"]
+
+    def encode(params: Params, images: Array) -> Array:
+        p: Any = fen.apply({"params": params}, to_float(images))
+        return nn.relu(p)
+
+    dim = jax.eval_shape(encode, params, images[:1]).shape[1]
+    info: dict[str, Any] = {"dim": int(dim)}
+    return fitting.in_chunks(encode, params), info

@@ -1,0 +1,101 @@
+"""Rounds of clustering: what the meta-trained FEN sees is clustered and trained on again.
+
+The last round's products are the workdir's own; those of an earlier round r, the first embedding
+among them, lie in its folder `round{r}`, and are reused and resumed in the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from meml_jax import clustering, embeddings, meta_test, stages
+from meml_jax.config import Config
+from meml_jax.embeddings import contrastive
+from meml_jax.files import write_npz
+from meml_jax.model import Model, make_model, restore_params
+from meml_jax.types import Dataset, Params, UserError
+from meml_jax.workdir import fingerprint, load_product
+
+
+def check(config: Config) -> None:
+    """Raise UserError for settings of `clustering.rounds` and `train.init` that cannot be."""
+    rounds, labels, init = config.clustering.rounds, config.tasks.labels, config.train.init
+    if rounds < 1:
+        raise UserError(f"clustering.rounds={rounds}, expected at least 1")
+    if rounds > 1 and labels == "true":
+        raise UserError(
+            f"clustering.rounds={rounds}, but tasks.labels='true' clusters nothing; set rounds to 1"
+        )
+    if init not in ("random", "embedding"):
+        raise UserError(f"train.init={init!r}, expected 'random' or 'embedding'")
+    if init == "random":
+        return
+    if config.embedding.name != "contrastive" or labels == "true":
+        raise UserError(
+            "train.init='embedding' starts from the contrastive embedding's FEN, but "
+            f"embedding.name={config.embedding.name!r} and tasks.labels={labels!r}; expected "
+            "'contrastive' and 'clusters'"
+        )
+    if config.embedding.channels != config.network.channels:
+        raise UserError(
+            f"train.init='embedding' needs one width of the FEN, but embedding.channels="
+            f"{config.embedding.channels} and network.channels={config.network.channels}"
+        )
+
+
+def folder(config: Config, number: int, workdir: Path) -> Path:
+    """Folder of round `number`, from 1 to `clustering.rounds`."""
+    return workdir if number == config.clustering.rounds else workdir / f"round{number}"
+
+
+def embed(config: Config, dataset: Dataset, workdir: Path, say: stages.Report) -> np.ndarray | None:
+    """Make the embeddings that the last round clusters, with all that lies before them.
+
+    Returns:
+      float32 [N, D]; None for an oracle, as `stages.embed`.
+    """
+    z = stages.embed(config, dataset, folder(config, 1, workdir), say)
+    for number in range(1, config.clustering.rounds):
+        say(f"round {number} of {config.clustering.rounds}")
+        here = folder(config, number, workdir)
+        clusters = stages.cluster(config, dataset, z, here, say)
+        model = make_model(config, dataset, clusters)
+        fen = initial_fen(config, dataset, workdir)
+        stages.train(config, dataset, clusters, model, here, say, fen=fen)
+        z = _embed_again(config, dataset, model, here, folder(config, number + 1, workdir), say)
+    if config.clustering.rounds > 1:
+        say(f"round {config.clustering.rounds} of {config.clustering.rounds}")
+    return z
+
+
+def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | None:
+    """Load the FEN that every round's training starts from; None: it is drawn at random."""
+    if config.train.init == "random":
+        return None
+    shape = dataset.train.images.shape[1:]
+    trained = folder(config, 1, workdir) / "embedding"
+    return contrastive.load(trained, shape, config.embedding)["fen"]
+
+
+def _embed_again(
+    config: Config, dataset: Dataset, model: Model, before: Path, here: Path, say: stages.Report
+) -> np.ndarray:
+    """Embed by the FEN that was trained in the folder `before`; writes `embeddings.npz`."""
+    # Whatever the meta-test takes: other test settings must not change what is trained.
+    last = dataclasses.replace(config, test=dataclasses.replace(config.test, checkpoint="last"))
+    params, step = restore_params(last, model, before)
+    path, settings = here / "embeddings.npz", config.embedding
+    wanted = fingerprint("FEN", model.fingerprint, step, settings.whiten, settings.normalize)
+    if (stored := load_product(path, wanted, report=say)) is not None:
+        say(f"embed: reuses {path}")
+        return stored["embeddings"]
+    split = dataset.train
+    z = np.asarray(meta_test.encode(params, split.images, network=model.network))
+    z = embeddings.rescale(z, settings)
+    clustering.check_embeddings(z, ids=split.ids)
+    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    say(f"embed: meta-trained FEN, {z.shape[0]} x {z.shape[1]}")
+    return z
