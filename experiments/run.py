@@ -24,11 +24,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 
-from meml_jax import choices, meta_test, stages
+from meml_jax import checks, choices, rounds, stages
 from meml_jax.config import Config, check_field, from_dict
 from meml_jax.data import cache, datasets
 from meml_jax.environment import device_name, keep_compiled
-from meml_jax.learners import get_learner
 from meml_jax.metrics import Progress
 from meml_jax.model import make_model
 from meml_jax.training import Interrupted
@@ -94,7 +93,7 @@ def start_jax(config: Config) -> None:
 
 def run(config: Config, workdir: Path, last: str) -> None:
     """Do the stages up to `last`."""
-    get_learner(config.learner)  # an unknown one is refused before anything is loaded
+    checks.before_loading(config)
     start_jax(config)
     with open_workdir(workdir, config):
         progress = Progress(None, "images", unit="images")
@@ -102,19 +101,18 @@ def run(config: Config, workdir: Path, last: str) -> None:
         progress.close()
         config = choices.complete(config, dataset, say)
         record_config(workdir, config)
-        # What the last stage needs is checked first: hours of training come before it.
-        meta_test.check(config.test, dataset.validation, name="validation")
-        meta_test.check(config.test, dataset.test, name="test")
+        checks.before_training(config, dataset)
         count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
 
-        z = stages.embed(config, dataset, workdir, say)
+        z = rounds.embed(config, dataset, workdir, say)
         if count == 1:
             return
         clusters = stages.cluster(config, dataset, z, workdir, say)
         if count == 2:
             return
         model = make_model(config, dataset, clusters)
-        summary = stages.train(config, dataset, clusters, model, workdir, say)
+        fen = rounds.initial_fen(config, dataset, workdir)
+        summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
         if count == 3:
             return
         results = stages.test(
@@ -122,7 +120,7 @@ def run(config: Config, workdir: Path, last: str) -> None:
         )
         if count == 4:
             return
-        path = stages.write_report(config, dataset, clusters, model, workdir, results)
+        path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
         say(f"report: {path}")
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from meml_jax.config import Config
 from meml_jax.files import write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
-from meml_jax.networks import Network, make_network
+from meml_jax.networks import Network, after_stem, make_network
 from meml_jax.types import Dataset, Params, TrainState
 
 NAMES = {
@@ -29,10 +29,11 @@ NAMES = {
     "pixels": "baseline: nearest class mean of raw pixels",
     "untrained": "baseline: untrained network, prototypes",
 }
+VERSION = 2  # of what a point is; a change re-makes all points
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
-Evaluator = Callable[[int], dict[str, Any]]
-"""From a number of classes to one entry of `points` in results.json."""
+Evaluator = Callable[[Any], dict[str, Any]]
+"""From a number of classes, or (ways, shots), to one entry of `points` in results.json."""
 
 
 def evaluators(
@@ -54,10 +55,14 @@ def evaluators(
     key = key_for("test", config.seed)
     parts = {"test": dataset.test, "validation": dataset.validation}
     tables = {part: meta_test.class_table(split) for part, split in parts.items()}
-    outputs = settings.num_outputs or dataset.test.num_classes
+    every_class = settings.protocol == "released"
+    outputs = settings.num_outputs or (
+        dataset.test.num_classes if every_class else max(settings.num_classes)
+    )
+    learner = get_learner(config.learner)
     head = make_network(
         config.network,
-        get_learner(config.learner),
+        learner,
         image_shape=dataset.test.images.shape[1:],
         num_classes=outputs,
     )
@@ -66,12 +71,16 @@ def evaluators(
         lambda x: jnp.zeros((*x.shape[:-1], outputs), x.dtype), params["cln"]["output"]
     )
     head_params = params | {"cln": params["cln"] | {"output": output}}
+    # FiLM layers learn from the stream, so what is frozen ends before them.
+    stream, head = ("stem", after_stem(head)) if learner.uses_film else ("trained", head)
 
     @functools.cache
     def pool(part: str, source: str) -> meta_test.Pool:
         images = parts[part].images
         if source == "pixels":
             features = meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
+        elif source == "stem":
+            features = meta_test.encode(params, images, network=head)
         else:
             weights = params if source == "trained" else initial_params
             features = meta_test.encode(weights, images, network=network)
@@ -87,8 +96,8 @@ def evaluators(
         return meta_test.sgd_point(
             jax.random.fold_in(key, num_classes),
             head_params,
-            pool("test", "trained"),
-            pool("validation", "trained"),
+            pool("test", stream),
+            pool("validation", stream),
             settings,
             network=head,
             num_classes=num_classes,
@@ -107,31 +116,35 @@ def evaluators(
     return {name: known[name] for name in (*settings.heads, *BASELINES)}
 
 
+def _where(at: Any) -> str:
+    return f"{at} classes" if isinstance(at, int) else "{} ways {} shots".format(*at)
+
+
 def evaluate(
     evaluators: dict[str, Evaluator],
-    num_classes: tuple[int, ...],
+    at: Sequence[Any],
     *,
     path: Path,
     fingerprint: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Evaluate every curve at every number of classes, going on from the points in `path`.
+    """Evaluate every curve at every point, going on from those in `path`.
 
     Args:
       evaluators: by name.
-      num_classes: points of each curve.
+      at: points of each curve: numbers of classes, or (ways, shots).
       path: JSON file that gets each point when it is done; those of another fingerprint go.
       fingerprint: of the settings and of what is evaluated.
       say: prints a line a point.
 
     Returns:
-      {'NAME/NUM_CLASSES': point}; a point has `seconds` beside what its evaluator returns.
+      {'NAME/POINT': point}; a point has `seconds` beside what its evaluator returns.
     """
     points: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(path.read_text())
         points = stored["points"] if stored["fingerprint"] == fingerprint else {}
-    todo = [(name, n) for name in evaluators for n in num_classes if f"{name}/{n}" not in points]
+    todo = [(name, n) for name in evaluators for n in at if f"{name}/{n}" not in points]
     if points:
         say(f"test: reuses {len(points)} finished points of {path}")
     for done, (name, n) in enumerate(todo, start=1):
@@ -140,7 +153,7 @@ def evaluate(
         points[f"{name}/{n}"] = point
         write_json(path, {"fingerprint": fingerprint, "points": points})
         say(
-            f"test {done}/{len(todo)}: {name}, {n} classes: {100 * point['accuracy']:.1f} ± "
+            f"test {done}/{len(todo)}: {name}, {_where(n)}: {100 * point['accuracy']:.1f} ± "
             f"{100 * point['ci95']:.1f} %"
             + (f", rate {point['learning_rate']:g}" if point["learning_rate"] else "")
             + f", {point['seconds']:.1f} s"

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax import meta_train, tasks
+from meml_jax import meta_train
 from meml_jax.config import TrainConfig
+from meml_jax.samplers import Sampler
 from meml_jax.training import steps_of_call
 from meml_jax.types import Array, TaskTable, UserError
 
@@ -46,9 +47,7 @@ def open_feed(
     place: str,
     data: Data,
     *,
-    spec: tasks.TaskSpec,
-    bounds: np.ndarray,
-    meta_batch: int,
+    sampler: Sampler,
     train: TrainConfig,
 ) -> Iterator[Data | Callable[[int], Data]]:
     """Make the data of `training.train`: as they are, or from the host, call by call.
@@ -56,21 +55,25 @@ def open_feed(
     Args:
       place: `device` or `host`.
       data: images uint8 [N, H, W, C] and clusters on the host, weights float32 [C], key.
-      spec: how tasks are sampled.
-      bounds: their padded sizes.
-      meta_batch: tasks a step.
+      sampler: how tasks are drawn.
       train: which steps a call takes.
 
     Yields:
       The data, or a function from the first step of a call to them.
+
+    Raises:
+      UserError: a coreset with images on the host: what it holds is not known a call ahead.
     """
     images, table, weights, key = data
     if place == "device":
         yield jnp.asarray(images), jax.tree.map(jnp.asarray, table), weights, key
         return
-    positions = meta_train.make_positions(
-        spec, bounds, meta_batch=meta_batch, steps_per_call=train.steps_per_call
-    )
+    if sampler.coreset_batch is not None:
+        raise UserError(
+            "tasks.query_from='coreset' with images on the host, expected on the device: which "
+            "images a step uses depends on the steps before; set train.images_on='device'"
+        )
+    positions = meta_train.make_positions(sampler, steps_per_call=train.steps_per_call)
     with ThreadPoolExecutor(1) as pool:
         yield _from_host(images, table, weights, key, positions, train, pool)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import optax
 from jax import lax
 
 from meml_jax import losses
+from meml_jax.config import InnerConfig
 from meml_jax.learners import Learner, Phase
 from meml_jax.networks import Network
-from meml_jax.pooling import pool
+from meml_jax.pooling import aggregate
 from meml_jax.types import Array, Batch, Params
 
 
@@ -36,6 +38,8 @@ def inner_loop(
     tx: optax.GradientTransformation,
     *,
     opt_state: optax.OptState | None = None,
+    first_order: bool = False,
+    remat: bool = False,
 ) -> tuple[tuple[Params, optax.OptState], InnerInfo]:
     """Take one optimizer step a batch: psi <- psi - tx(grad_psi loss), eq. (3).
 
@@ -45,6 +49,9 @@ def inner_loop(
       batches: leaves with leading [T].
       tx: inner optimizer.
       opt_state: state to go on from; a fresh one where None.
+      first_order: what is differentiated through takes the gradients as constants.
+      remat: what is differentiated through recomputes a step instead of keeping its intermediate
+        values: the same gradients with memory for one step, and not T, at the cost of time.
 
     Returns:
       ((psi, optimizer state) after T steps, InnerInfo). A step whose rows are all masked leaves
@@ -54,6 +61,7 @@ def inner_loop(
     def step(carry, batch):
         fast, opt_state = carry
         (_, loss), grads = jax.value_and_grad(loss_fn, has_aux=True)(fast, batch)
+        grads = lax.stop_gradient(grads) if first_order else grads
         updates, new_state = tx.update(grads, opt_state, fast)
         new = (optax.apply_updates(fast, updates), new_state)
         stepped = jnp.any(batch.mask)
@@ -61,6 +69,8 @@ def inner_loop(
         return carry, InnerInfo(loss, stepped)
 
     opt_state = tx.init(fast) if opt_state is None else opt_state
+    # Nothing is moved out of a scan's body, so the barriers that prevent that would cost only.
+    step = jax.checkpoint(step, prevent_cse=False) if remat else step
     return lax.scan(step, (fast, opt_state), batches)
 
 
@@ -74,15 +84,32 @@ def inner_batches(support: Batch, phase: Phase) -> Batch:
 
 
 def pooled_logits(
-    params: Params, p: Array, batch: Batch, *, network: Network, pooling: str
+    params: Params,
+    p: Array,
+    batch: Batch,
+    *,
+    network: Network,
+    pooling: str,
+    ways: int = 1,
+    options: InnerConfig = InnerConfig(),  # noqa: B008
 ) -> tuple[Array, Array, Array]:
-    """Pool pre-activations p [N, D] as asked and classify: (logits [M, C], label [M], mask [M])."""
+    """Pool pre-activations p [N, D] as asked and classify: (logits [M, C], label [M], mask [M]).
+
+    Pooling gives one meta-example for each of the `ways` (static) classes in the batch, M = ways; a
+    class without real rows is masked. Without pooling M = N. `options` refine it (`aggregate`).
+    """
     features = network.activate(p)
     if pooling == "none":
         return network.classify(params, features), batch.label, batch.mask
-    scores = network.score(params, p) if pooling == "attention" else jnp.zeros_like(features[:, 0])
-    meta_example, _ = pool(scores, features, jnp.zeros_like(batch.label), batch.mask, 1)
-    return network.classify(params, meta_example), batch.label[:1], jnp.any(batch.mask)[None]
+
+    def score(r: Array) -> Array:
+        return network.score(params, r) if pooling == "attention" else jnp.zeros_like(r[:, 0])
+
+    label = jnp.where(batch.mask, batch.label, batch.label[:1])  # padding makes no class
+    classes, group = jnp.unique(label, size=ways, return_inverse=True)
+    meta_example, _ = aggregate(score, features, group, batch.mask, ways, options=options)
+    real = (group[None, :] == jnp.arange(ways)[:, None]) & batch.mask[None, :]
+    return network.classify(params, meta_example), classes, jnp.any(real, axis=1)
 
 
 def adapt(
@@ -93,23 +120,31 @@ def adapt(
     learner: Learner,
     tx: optax.GradientTransformation,
     weight: Array | float = 1.0,
+    ways: int = 1,
+    options: InnerConfig = InnerConfig(),  # noqa: B008
 ) -> tuple[Params, InnerInfo]:
     """Adapt the fast roles of `params` to a support set, eqs (1)-(3), Sec. 3.
 
     Args:
-      params: phi by role.
-      support: inputs are pre-activations P [K, D] or, where the learner's encoder is fast, images
-        [K, H, W, C]; label [K]; mask [K]. The first row must be a real one.
+      params: phi by role; the role `context`, if any, is taken as 0.
+      support: inputs are what `network.stem` gives [K, ...]: pre-activations P, images where the
+        learner's encoder is fast; label [K]; mask [K]. The first row must be a real one.
       network: pure functions.
       learner: row of the table.
       tx: inner optimizer, `optax.sgd(inner_lr)` in the paper.
       weight: [], multiplies the inner losses (released code with balancing).
+      ways: static, number of classes in the support set; each gets its meta-example.
+      options: `steps` is how often each phase is done; `first_order`, which a learner may be by
+        itself, and `remat` as in `inner_loop`; those of `pooling.aggregate`. The learning rate is
+        that of `tx`.
 
     Returns:
       (params with the fast roles adapted, InnerInfo of all phases, in order).
 
     Differs from the paper: nothing for `meml`. `meml_released` first steps on one support image.
     """
+    if "context" in params:
+        params = params | {"context": jax.tree.map(jnp.zeros_like, params["context"])}
     slow = {role: value for role, value in params.items() if role not in learner.fast}
     fast = {role: params[role] for role in learner.fast}
     opt_state = tx.init(fast)
@@ -118,16 +153,26 @@ def adapt(
 
         def loss_fn(fast: Params, batch: Batch, phase: Phase = phase) -> tuple[Array, Array]:
             merged = slow | fast
-            p = network.encode(merged, batch.inputs) if learner.encoder_is_fast else batch.inputs
-            logits, label, mask = pooled_logits(
-                merged, p, batch, network=network, pooling=phase.pool
+            p = network.tail(merged, batch.inputs)
+            rows = pooled_logits(
+                merged, p, batch, network=network, pooling=phase.pool, ways=ways, options=options
             )
-            loss = losses.cross_entropy(logits, label, mask)
+            loss = losses.cross_entropy(*rows)
             return weight * loss, loss
 
-        (fast, opt_state), info = inner_loop(
-            loss_fn, fast, inner_batches(support, phase), tx, opt_state=opt_state
+        loop = functools.partial(
+            inner_loop,
+            loss_fn,
+            batches=inner_batches(support, phase),
+            tx=tx,
+            first_order=options.first_order or learner.first_order,
+            remat=options.remat,
         )
-        infos.append(info)
+
+        def one_pass(carry: Any, _: None, loop: Callable[..., Any] = loop) -> Any:
+            return loop(carry[0], opt_state=carry[1])
+
+        (fast, opt_state), info = lax.scan(one_pass, (fast, opt_state), length=options.steps)
+        infos.append(jax.tree.map(lambda x: x.reshape(-1), info))
     info = jax.tree.map(lambda *x: jnp.concatenate(x), *infos)
     return slow | fast, info

@@ -7,8 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Callable
 
-from meml_jax.types import UserError
+import optax
+
+from meml_jax.types import Array, Params, UserError
+
+
+def sgd(lr: float | Array, params: Params) -> optax.GradientTransformation:
+    """Build the plain inner optimizer, one rate for all fast roles."""
+    return optax.sgd(lr)
+
+
+def no_roles(params: Params) -> Params:
+    """Add no roles to those of the network."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +44,25 @@ class Learner:
     """A method.
 
     Attributes:
-      fast: roles that the inner loop updates (psi); all roles are meta-learned (phi).
-      phases: inner steps, in order.
-      resets_class_row: draw the CLN row of the current class anew before each task.
+      fast: roles that the inner loop updates (psi); all roles are meta-learned (phi), but
+        `context`, which starts at 0 in every task.
+      phases: inner steps, in order; `inner.steps` repeats each.
+      resets_class_row: draw the CLN rows of the task's classes anew before each task.
+      first_order: treat inner gradients as constants in the outer gradient, as `inner.first_order`
+        does for every learner. The meta-gradient of the attention is then exactly 0: rho acts on
+        the query loss through the inner gradient only.
+      extra_roles: (parameters of the network) -> further roles, for methods that learn more.
+      optimizer: (inner.lr, phi) -> inner optimizer.
     """
 
     fast: tuple[str, ...]
     phases: tuple[Phase, ...]
     resets_class_row: bool = True
+    first_order: bool = dataclasses.field(default=False, repr=False)
+    extra_roles: Callable[[Params], Params] = dataclasses.field(default=no_roles, repr=False)
+    optimizer: Callable[[float, Params], optax.GradientTransformation] = dataclasses.field(
+        default=sgd, repr=False
+    )
 
     @property
     def uses_attention(self) -> bool:
@@ -47,8 +71,13 @@ class Learner:
 
     @property
     def encoder_is_fast(self) -> bool:
-        """Whether features must be computed anew in every inner step."""
+        """Whether all features must be computed anew in every inner step."""
         return "fen" in self.fast
+
+    @property
+    def uses_film(self) -> bool:
+        """Whether FiLM layers modulate the last two convolutions."""
+        return "film" in self.fast
 
 
 LEARNERS: dict[str, Learner] = {
@@ -57,6 +86,10 @@ LEARNERS: dict[str, Learner] = {
     "meml": Learner(("cln", "attention"), (Phase("all", "attention"),)),
     "meml_released": Learner(("cln", "attention"), (Phase("first"), Phase("all", "attention"))),
     "meml_mean": Learner(("cln",), (Phase("all", "mean"),)),
+    "maml": Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False),
+    "fomaml": Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False, first_order=True),
+    "anil": Learner(("cln",), (Phase("all"),), resets_class_row=False),
+    "oml_film": Learner(("cln", "film", "context"), (Phase("each"),)),
 }
 
 

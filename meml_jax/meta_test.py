@@ -12,7 +12,7 @@ import optax
 import scipy.stats
 from jax import lax
 
-from meml_jax import losses, rehearsal
+from meml_jax import film, losses, rehearsal
 from meml_jax.config import TestConfig
 from meml_jax.inner import inner_loop
 from meml_jax.meta_train import to_float
@@ -22,6 +22,7 @@ from meml_jax.types import Array, Batch, Params, Split, TaskTable, UserError
 RELEASED_BATCH = (
     32  # test images a batch in the released code, whose accuracy is a mean of batch means
 )
+CACHE_BYTES = 8 * 2**20  # of a CPU, what runs that are vectorised may fill
 
 
 class Pool(NamedTuple):
@@ -188,14 +189,14 @@ def learn_stream(
 
     Args:
       params: parameters whose output layer has been reset.
-      features: float32 [T, D] in order of arrival.
+      features: float32 [T, D] in order of arrival; with FiLM layers, what lies before them.
       label: int32 [T].
       replay: (positions in the stream int32 [T, M], mask bool [T, M]), M = 0 without rehearsal.
       network: pure functions.
       learning_rate: Adam's.
 
     Returns:
-      Parameters after the stream; only the role `cln` has changed.
+      Parameters after the stream; only the role `cln`, and with FiLM layers `film`, has changed.
     """
     rows = jnp.concatenate([jnp.arange(len(label))[:, None], replay[0]], axis=1)
     mask = jnp.concatenate([jnp.ones((len(label), 1), bool), replay[1]], axis=1)
@@ -206,6 +207,10 @@ def learn_stream(
         return loss, loss
 
     batches = Batch(rows, label[rows], mask)
+    if "context" in params:
+        return film.learn_stream(
+            params, features, batches, network=network, learning_rate=learning_rate
+        )
     (fast, _), _ = inner_loop(loss_fn, {"cln": params["cln"]}, batches, optax.adam(learning_rate))
     return params | fast
 
@@ -372,7 +377,10 @@ def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: 
     """Evaluate nearest class means on `num_classes` classes: one point of the accuracy curve."""
     trajectories = _trajectories(jax.random.fold_in(key, 0), pool, config, num_classes, config.runs)
     outcome = prototype_outcomes(
-        pool.features, trajectories, num_classes=num_classes, runs_at_once=_runs_at_once(10)
+        pool.features,
+        trajectories,
+        num_classes=num_classes,
+        runs_at_once=_runs_at_once(trajectories.test[0].size * pool.features[0].nbytes),
     )
     point = summarise(
         run_accuracies(outcome.test, protocol=config.protocol), num_classes=num_classes
@@ -407,7 +415,11 @@ def sgd_point(
     test_key, search_key, run_key = (jax.random.fold_in(key, i) for i in range(3))
     trajectories = _trajectories(test_key, test, config, num_classes, config.runs)
     run_stream = functools.partial(
-        sgd_outcomes, params, network=network, reservoir=reservoir, runs_at_once=_runs_at_once(1)
+        sgd_outcomes,
+        params,
+        network=network,
+        reservoir=reservoir,
+        runs_at_once=_runs_at_once(12 * sum(x.size for x in jax.tree.leaves(params["cln"]))),
     )
 
     rates = np.asarray(config.learning_rates, np.float32)
@@ -447,6 +459,12 @@ def sgd_point(
     }
 
 
-def _runs_at_once(on_cpu: int) -> int:
-    """Few on a CPU, where one run's weights fit in the cache; many on an accelerator."""
-    return on_cpu if jax.default_backend() == "cpu" else 50
+def _runs_at_once(bytes_of_run: int) -> int:
+    """Count the runs to vectorise: as many as a CPU's cache holds, many on an accelerator.
+
+    A small network's step costs more to launch than to compute, so runs share the launch; the
+    weights and Adam moments of a big one come from the cache only while few runs are under way.
+    """
+    if jax.default_backend() != "cpu":
+        return 50
+    return max(1, min(50, CACHE_BYTES // bytes_of_run))

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
-from meml_jax import losses
-from meml_jax import tasks as tasks_lib
+from meml_jax import losses, pooling, rehearsal
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.learners import Learner
 from meml_jax.networks import Network, reset_class_rows
+from meml_jax.samplers import Sampler
 from meml_jax.types import Array, Batch, Metrics, Params, Task, TaskTable, TrainState, UserError
 
 METRICS = ("loss", "accuracy", "inner_loss", "active", "logit_spread")
@@ -27,10 +27,20 @@ def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
 
 
-def init_state(key: Array, network: Network, tx: optax.GradientTransformation) -> TrainState:
-    """Draw theta, W and rho at random (Alg. 1, line 3) and start the outer optimizer."""
+def init_state(
+    key: Array,
+    network: Network,
+    tx: optax.GradientTransformation,
+    *,
+    coreset_size: int | None = None,
+) -> TrainState:
+    """Draw theta, W and rho at random (Alg. 1, line 3) and start the outer optimizer.
+
+    With `coreset_size`, rehearsal at meta-train starts with an empty coreset of so many images.
+    """
     params = network.init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params))
+    coreset = None if coreset_size is None else rehearsal.init_coreset(coreset_size)
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), coreset)
 
 
 def to_float(images: Array) -> Array:
@@ -42,23 +52,23 @@ def gather_images(images: Array, task: Task) -> Task:
     """Replace the positions in a task by the images [N, H, W, C] (uint8) that lie there."""
 
     def gather(batch: Batch) -> Batch:
-        return Batch(to_float(images[batch.inputs]), batch.label, batch.mask)
+        return dataclasses.replace(batch, inputs=to_float(images[batch.inputs]))
 
     return Task(gather(task.support), gather(task.query), task.weight)
 
 
 def encode_tasks(params: Params, tasks: Task, network: Network) -> Task:
-    """Replace images by pre-activations, support and query of all tasks in one pass of the FEN.
+    """Replace images by what `network.stem` gives, support and query of all tasks in one pass.
 
-    theta does not change in the inner loop, so R is needed once: the meta-gradient is the same as
-    with encoding in every inner step.
+    What lies before the first fast parameter does not change in the inner loop, so it is needed
+    once: the meta-gradient is the same as with encoding in every inner step.
     """
     num_support = tasks.support.mask.shape[1]
     images = jnp.concatenate([tasks.support.inputs, tasks.query.inputs], axis=1)
-    p = network.encode(params, images.reshape(-1, *images.shape[2:]))
-    p = p.reshape(*images.shape[:2], -1)
-    support = Batch(p[:, :num_support], tasks.support.label, tasks.support.mask)
-    query = Batch(p[:, num_support:], tasks.query.label, tasks.query.mask)
+    x = network.stem(params, images.reshape(-1, *images.shape[2:]))
+    x = x.reshape(*images.shape[:2], *x.shape[1:])
+    support = Batch(x[:, :num_support], tasks.support.label, tasks.support.mask)
+    query = Batch(x[:, num_support:], tasks.query.label, tasks.query.mask)
     return Task(support, query, tasks.weight)
 
 
@@ -70,6 +80,7 @@ def meta_loss(
     learner: Learner,
     inner: InnerConfig,
     outer: OuterConfig,
+    ways: int = 1,
 ) -> tuple[Array, Metrics]:
     """Adapt to each task's support set and judge on its query set: the loss of eq. (4), Sec. 3.
 
@@ -78,21 +89,21 @@ def meta_loss(
       tasks: a meta-batch, leaves with leading [B]; inputs are images [B, K, H, W, C] in [0, 1].
       network: pure functions.
       learner: row of the table.
-      inner: inner learning rate.
+      inner: inner learning rate, and options of `adapt`.
       outer: where Gamma applies: `weight_on` is `meta` (eq. 7) or `inner`.
+      ways: static, classes in a support set.
 
     Returns:
       (meta-loss [], Metrics []: query `loss` and `accuracy`, `inner_loss` over the inner steps,
       `active` share of features above 0 on some query image, `logit_spread` largest standard
       deviation of a logit over the query images). The gradient with respect to `params` goes
-      through the inner updates (second order).
+      through the inner updates (second order), unless `inner.first_order` or the learner is so.
 
     Differs from the paper: nothing with `weight_on='meta'`; the released code weights the inner
     losses.
     """
-    if not learner.encoder_is_fast:
-        tasks = encode_tasks(params, tasks, network)
-    tx = optax.sgd(inner.lr)
+    tasks = encode_tasks(params, tasks, network)
+    tx = learner.optimizer(inner.lr, params)
 
     def task_loss(task: Task) -> tuple[Array, Metrics]:
         on_inner = outer.weight_on == "inner"
@@ -103,9 +114,11 @@ def meta_loss(
             learner=learner,
             tx=tx,
             weight=task.weight if on_inner else 1.0,
+            ways=ways,
+            options=inner,
         )
         query = task.query
-        p = network.encode(adapted, query.inputs) if learner.encoder_is_fast else query.inputs
+        p = network.tail(adapted, query.inputs)
         logits, label, mask = pooled_logits(adapted, p, query, network=network, pooling="none")
         loss = losses.cross_entropy(logits, label, mask)
         visible = jnp.any((network.activate(p) > 0) & mask[:, None], axis=0)
@@ -114,7 +127,10 @@ def meta_loss(
             "accuracy": losses.accuracy(logits, label, mask),
             "inner_loss": losses.masked_mean(info.loss, info.stepped),
             "active": jnp.mean(visible.astype(loss.dtype)),
-            "logit_spread": jnp.max(jnp.std(logits, axis=0, where=mask[:, None])),
+            # An empty coreset has no row to judge on.
+            "logit_spread": jnp.where(
+                jnp.any(mask), jnp.max(jnp.std(logits, axis=0, where=mask[:, None])), 0.0
+            ),
         }
         return loss * (1.0 if on_inner else task.weight), metrics
 
@@ -132,16 +148,17 @@ def apply_meta_grad(
 ) -> TrainState:
     """Take the outer step phi <- phi - tx(grad), eq. (4)."""
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+    params = optax.apply_updates(state.params, updates)
+    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
 
 
 def step_keys(key: Array, step: Array) -> Array:
-    """Keys [3] of a step: clusters, new class rows, tasks."""
-    return jax.random.split(jax.random.fold_in(key, step), 3)
+    """Keys [5] of a step: clusters, new class rows, tasks, views of images, coreset."""
+    return jax.random.split(jax.random.fold_in(key, step), 5)
 
 
 def make_positions(
-    spec: tasks_lib.TaskSpec, bounds: np.ndarray, *, meta_batch: int, steps_per_call: int
+    sampler: Sampler, *, steps_per_call: int
 ) -> Callable[[Array, TaskTable, Array], Array]:
     """Build the function that tells which images the steps of a call will use.
 
@@ -151,12 +168,8 @@ def make_positions(
     """
 
     def of_step(step: Array, table: TaskTable, key: Array) -> Array:
-        cluster_key, _, task_key = step_keys(key, step)
-        clusters = tasks_lib.sample_clusters(cluster_key, table, meta_batch)
-        keys = jax.random.split(task_key, meta_batch)
-        sample = functools.partial(tasks_lib.sample_task, spec=spec, bound=int(bounds[-1]))
-        no_weights = jnp.ones((meta_batch,))
-        tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, no_weights)
+        cluster_key, _, task_key, _, _ = step_keys(key, step)
+        tasks, _, _ = sampler.draw(cluster_key, task_key, table, jnp.ones(table.size.shape))
         return jnp.concatenate([tasks.support.inputs.ravel(), tasks.query.inputs.ravel()])
 
     def positions(step: Array, table: TaskTable, key: Array) -> Array:
@@ -172,8 +185,7 @@ def make_train_call(
     learner: Learner,
     inner: InnerConfig,
     outer: OuterConfig,
-    spec: tasks_lib.TaskSpec,
-    bounds: np.ndarray,
+    sampler: Sampler,
     steps_per_call: int,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Build the function that takes up to `steps_per_call` meta-steps in one call.
@@ -189,43 +201,46 @@ def make_train_call(
       are 0.
 
     Raises:
-      UserError: unknown `outer.weight_on` or a meta-batch under 1.
+      UserError: unknown `outer.weight_on`; a meta-batch or number of inner steps under 1; options
+        of the pooling that are out of range or without effect.
     """
     if outer.weight_on not in ("meta", "inner"):
         raise UserError(f"outer.weight_on={outer.weight_on!r}, expected 'meta' or 'inner'")
     if outer.meta_batch < 1:
         raise UserError(f"outer.meta_batch={outer.meta_batch}, expected at least 1")
+    if inner.steps < 1:
+        raise UserError(f"inner.steps={inner.steps}, expected at least 1")
+    pooling.check(inner, learner)
     tx = outer_optimizer(outer)
 
-    largest = int(bounds[-1])
-    # Sampling lies outside the switch: its random bits would be compiled anew in every branch.
-    sample = functools.partial(tasks_lib.sample_task, spec=spec, bound=largest)
-
-    def grad_in_bucket(bound, params, tasks, images):
-        crop = functools.partial(tasks_lib.crop_task, spec=spec, bound=largest, cropped=bound)
+    def grad_in_bucket(crop, params, tasks, images, view_key):
         return meta_grad(
             params,
-            gather_images(images, jax.vmap(crop)(tasks)),
+            sampler.prepare(view_key, gather_images(images, crop(tasks))),
             network=network,
             learner=learner,
             inner=inner,
             outer=outer,
+            ways=sampler.ways,
         )
 
-    branches = [functools.partial(grad_in_bucket, int(bound)) for bound in bounds]
+    branches = [functools.partial(grad_in_bucket, crop) for crop in sampler.crops]
 
     def step(state: TrainState, images: Array, table: TaskTable, weights: Array, key: Array):
-        cluster_key, reset_key, task_key = step_keys(key, state.step)
-        clusters = tasks_lib.sample_clusters(cluster_key, table, outer.meta_batch)
+        cluster_key, reset_key, task_key, view_key, coreset_key = step_keys(key, state.step)
+        # Sampling lies outside the switch: its random bits would be compiled anew in every branch.
+        tasks, classes, bucket = sampler.draw(cluster_key, task_key, table, weights)
         params = state.params
         if learner.resets_class_row:
-            params = reset_class_rows(reset_key, params, clusters, reset_bias=inner.reset_bias)
-        used = sum(tasks_lib.task_counts(table.size[clusters], spec))
-        bucket = jnp.searchsorted(jnp.asarray(bounds), jnp.max(used))
-        keys = jax.random.split(task_key, outer.meta_batch)
-        tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, weights[clusters])
-        grads, metrics = lax.switch(bucket, branches, params, tasks, images)
-        return apply_meta_grad(TrainState(state.step, params, state.opt_state), grads, tx), metrics
+            params = reset_class_rows(reset_key, params, classes, reset_bias=inner.reset_bias)
+        coreset = state.reservoir
+        if sampler.coreset_batch is not None:
+            tasks, coreset = rehearsal.replace_query(
+                coreset_key, coreset, tasks, sampler.coreset_batch
+            )
+        grads, metrics = lax.switch(bucket, branches, params, tasks, images, view_key)
+        state = dataclasses.replace(state, params=params, reservoir=coreset)
+        return apply_meta_grad(state, grads, tx), metrics
 
     def train_call(
         state: TrainState,

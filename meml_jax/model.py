@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from meml_jax import checkpoints, meta_train, tasks
+from meml_jax import checkpoints, few_shot, meta_train, tasks
 from meml_jax.config import Config, OuterConfig
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
+from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
 
@@ -23,15 +23,13 @@ class Model(NamedTuple):
     """A network and the tasks it is trained on.
 
     Attributes:
-      network: pure functions; its CLN has an output for each kept cluster.
-      spec: how clusters become tasks.
-      bounds: int32 [B], padded sizes of the tasks.
+      network: pure functions; its CLN has an output for each kept cluster, or way of an episode.
+      sampler: how tasks are drawn from the clusters.
       fingerprint: of all that the trained parameters depend on, beside the number of steps.
     """
 
     network: Network
-    spec: tasks.TaskSpec
-    bounds: np.ndarray
+    sampler: Sampler
     fingerprint: str
 
 
@@ -41,31 +39,66 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
     Raises:
       UserError: settings of the tasks or of the network that cannot be.
     """
-    spec = tasks.make_spec(config.tasks, clusters.table, clusters.kept)
-    if config.tasks.num_buckets < 1:
-        raise UserError(f"tasks.num_buckets={config.tasks.num_buckets}, expected at least 1")
-    bounds = tasks.bucket_bounds(clusters.table, spec, num_buckets=config.tasks.num_buckets)
+    sampler = _make_sampler(config, clusters)
     network = make_network(
         config.network,
         get_learner(config.learner),
         image_shape=dataset.train.images.shape[1:],
-        num_classes=len(clusters.kept),
+        num_classes=config.episodes.ways or len(clusters.kept),
     )
     identity = (config.learner, config.seed, config.precision, dataset.content_hash)
-    parts = (config.tasks, config.network, config.inner, config.outer, clusters.fingerprint)
-    return Model(network, spec, bounds, fingerprint(*identity, *parts))
+    settings = (config.tasks, config.network, config.inner, config.outer)
+    parts: tuple[Any, ...] = (*settings, clusters.fingerprint)
+    parts += (config.episodes,) if config.episodes.ways else ()
+    parts += (config.train.init,) if config.train.init != "random" else ()
+    return Model(network, sampler, fingerprint(*identity, *parts))
+
+
+def _make_sampler(config: Config, clusters: Clusters) -> Sampler:
+    if config.episodes.ways:
+        return few_shot.episode_sampler(config, clusters.table.size)
+    spec = tasks.make_spec(config.tasks, clusters.table, clusters.kept)
+    if config.tasks.num_buckets < 1:
+        raise UserError(f"tasks.num_buckets={config.tasks.num_buckets}, expected at least 1")
+    bounds = tasks.bucket_bounds(clusters.table, spec, num_buckets=config.tasks.num_buckets)
+    return cluster_sampler(spec, bounds, meta_batch=config.outer.meta_batch)
+
+
+def train_call(config: Config, model: Model) -> Callable[..., Any]:
+    """Build the function that takes meta-steps on a model, `meta_train.make_train_call`.
+
+    Raises:
+      UserError: settings of the updates that cannot be.
+    """
+    return meta_train.make_train_call(
+        network=model.network,
+        learner=get_learner(config.learner),
+        inner=config.inner,
+        outer=config.outer,
+        sampler=model.sampler,
+        steps_per_call=config.train.steps_per_call,
+    )
 
 
 def fresh_state(config: Config, model: Model) -> TrainState:
     """Make the state before the first meta-step, a function of the settings and the seed."""
-    return _jitted_init(model.network, config.outer)(key_for("init", config.seed))
+    coreset_size = config.tasks.coreset_size if model.sampler.coreset_batch else None
+    init = _jitted_init(model.network, config.outer, coreset_size)
+    return init(key_for("init", config.seed))
 
 
 @functools.cache
-def _jitted_init(network: Network, outer: OuterConfig) -> Callable[[jax.Array], TrainState]:
+def _jitted_init(
+    network: Network, outer: OuterConfig, coreset_size: int | None
+) -> Callable[[jax.Array], TrainState]:
     # The many small operations of an initialisation take seconds to compile one by one.
-    tx = meta_train.outer_optimizer(outer)
-    return jax.jit(functools.partial(meta_train.init_state, network=network, tx=tx))
+    init = functools.partial(
+        meta_train.init_state,
+        network=network,
+        tx=meta_train.outer_optimizer(outer),
+        coreset_size=coreset_size,
+    )
+    return jax.jit(init)
 
 
 def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params, int]:

@@ -1,4 +1,4 @@
-"""FEN, attention and CLN: flax.linen modules behind one container of pure functions."""
+"""FEN, FiLM, attention and CLN: flax.linen modules behind one container of pure functions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from meml_jax.learners import Learner
 from meml_jax.types import Array, Params, UserError
 
 STRIDES = (2, 1, 2, 1, 2, 2)
+CONTEXT_SIZE = 100  # dimensions of the FiLM context z (supplement)
 MIN_IMAGE_SIZE = 27  # the smallest image from which five 3x3 convolutions leave one position
 
 _weight_init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -40,18 +41,45 @@ class FEN(nn.Module):
     """Feature extraction network f_theta: six convolutions, ReLU between them.
 
     The last kernel is 3x3 where the map allows it (Mini-ImageNet) and 1x1 otherwise (Omniglot).
+
+    Attributes:
+      channels: of every convolution.
+      start: first convolution that is done, 0 for the images.
+      stop: end of those that are done.
+    """
+
+    channels: int
+    start: int = 0
+    stop: int = len(STRIDES)
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Map images, or the convolution before `start`, to the last one, before its ReLU."""
+        for layer in range(self.start, self.stop):
+            size = 3 if min(x.shape[1:3]) >= 3 else 1
+            conv = Conv(self.channels, size, STRIDES[layer], name=f"Conv_{layer}")
+            x = conv(x if layer == 0 else nn.relu(x))
+        return x
+
+
+class FiLM(nn.Module):
+    """Generator of two FiLM layers: a linear layer for each, from the context to 2 x channels.
+
+    Differs from the paper: its formula multiplies gamma(z) x by beta(z); beta is a shift, as in the
+    paper's words and in FiLM (Perez et al., 2018).
     """
 
     channels: int
 
     @nn.compact
-    def __call__(self, images: Array) -> Array:
-        """Map images [N, H, W, C] to the last convolution before its ReLU, flattened, [N, D]."""
-        x = images
-        for layer, stride in enumerate(STRIDES):
-            size = 3 if min(x.shape[1:3]) >= 3 else 1
-            x = Conv(self.channels, size, stride)(x if layer == 0 else nn.relu(x))
-        return x.reshape(x.shape[0], -1)
+    def __call__(self, z: Array) -> tuple[Array, Array]:
+        """Map the context z [100] to (gamma, beta), each [2, channels]; z = 0 gives 1 and 0."""
+        layers = [
+            nn.Dense(2 * self.channels, kernel_init=_weight_init, name=f"layer_{i}")(z)
+            for i in range(2)
+        ]
+        out = jnp.stack(layers).reshape(2, 2, self.channels)
+        return 1 + out[:, 0], out[:, 1]
 
 
 class AttentionScore(nn.Module):
@@ -83,8 +111,11 @@ class Network(NamedTuple):
     """Pure functions of the parameters; every function sees the whole tree and uses its role.
 
     Attributes:
-      init: key -> params {'fen', 'attention' where the learner pools by attention, 'cln'}.
-      encode: (params, images [N, H, W, C]) -> last pre-activation P [N, D].
+      init: key -> params {'fen', 'cln', and as the learner needs them 'attention', 'film',
+        'context', its extra roles}.
+      stem: (params, images [N, H, W, C]) -> what lies before the first fast parameter: P where the
+        encoder is not fast, the images where it is, the fifth convolution where FiLM is.
+      tail: (params, stem [N, ...]) -> last pre-activation P [N, D].
       activate: P [N, D] -> R [N, D], what is pooled and classified.
       score: (params, P [N, D]) -> attention scores f_rho(relu(P)) [N].
       classify: (params, R [N, D]) -> logits [N, num_classes].
@@ -93,12 +124,17 @@ class Network(NamedTuple):
     """
 
     init: Callable[[Array], Params]
-    encode: Callable[[Params, Array], Array]
+    stem: Callable[[Params, Array], Array]
+    tail: Callable[[Params, Array], Array]
     activate: Callable[[Array], Array]
     score: Callable[[Params, Array], Array]
     classify: Callable[[Params, Array], Array]
     num_features: int
     num_classes: int
+
+    def encode(self, params: Params, images: Array) -> Array:
+        """Map images [N, H, W, C] to the last pre-activation P [N, D]."""
+        return self.tail(params, self.stem(params, images))
 
 
 def make_network(
@@ -113,7 +149,7 @@ def make_network(
 
     Args:
       config: widths and the places in which the released code differs.
-      learner: decides whether there is an attention network.
+      learner: decides whether there are an attention network and FiLM layers.
       image_shape: (H, W, C), H and W at least 27.
       num_classes: outputs of the CLN.
       dtype: of the parameters; images must have it too.
@@ -144,11 +180,14 @@ def make_network(
         )
     activate = activations[config.attention_feature] if learner.uses_attention else nn.relu
     fen = FEN(config.channels)
+    film = FiLM(config.channels)
     attention = AttentionScore()
     cln = CLN(config.hidden, num_classes, config.cln_relu)
     images = jnp.zeros((1, *image_shape), dtype)
-    num_features = jax.eval_shape(fen.init_with_output, jax.random.key(0), images)[0].shape[-1]
+    last_map = jax.eval_shape(fen.init_with_output, jax.random.key(0), images)[0]
+    num_features = last_map.size
     features = jnp.zeros((1, num_features), dtype)
+    context = jnp.zeros((CONTEXT_SIZE,), dtype)
 
     def apply(module: nn.Module, role: str) -> Callable[[Params, Array], Array]:
         return lambda params, x: module.apply({"params": params[role]}, x)  # type: ignore[return-value]
@@ -158,18 +197,73 @@ def make_network(
         params = {"fen": fen.init(fen_key, images), "cln": cln.init(cln_key, features)}
         if learner.uses_attention:
             params["attention"] = attention.init(attention_key, features)
-        return jax.tree.map(lambda x: x.astype(dtype), {k: v["params"] for k, v in params.items()})
+        if learner.uses_film:
+            params["film"] = film.init(jax.random.fold_in(key, 3), context)
+        roles = {role: tree["params"] for role, tree in params.items()}
+        if learner.uses_film:
+            roles["context"] = {"z": context}
+        roles |= learner.extra_roles(roles)
+        return jax.tree.map(lambda x: x.astype(dtype), roles)
 
     score = apply(attention, "attention")
+    stem, tail = _split(config.channels, learner)
     return Network(
         init=init,
-        encode=apply(fen, "fen"),
+        stem=stem,
+        tail=tail,
         activate=activate,
         score=lambda params, p: score(params, nn.relu(p)),
         classify=apply(cln, "cln"),
         num_features=num_features,
         num_classes=num_classes,
     )
+
+
+def after_stem(network: Network) -> Network:
+    """Make the network whose features are what `stem` gives, and whose CLN is all that follows."""
+
+    def classify(params: Params, x: Array) -> Array:
+        return network.classify(params, network.activate(network.tail(params, x)))
+
+    return network._replace(tail=lambda params, x: x, activate=lambda x: x, classify=classify)
+
+
+def split_encoder(
+    learner: Learner, encode: Callable[[Params, Array], Array]
+) -> tuple[Callable[[Params, Array], Array], Callable[[Params, Array], Array]]:
+    """Split a whole encoder into (stem, tail): all of it is one or the other."""
+
+    def identity(params: Params, x: Array) -> Array:
+        return x
+
+    return (identity, encode) if learner.encoder_is_fast else (encode, identity)
+
+
+def _split(channels: int, learner: Learner):
+    """Split the FEN, with FiLM where the learner has it, before its first fast parameter."""
+
+    def run(params: Params, x: Array, start: int, stop: int) -> Array:
+        module = FEN(channels, start, stop)
+        return module.apply({"params": params["fen"]}, x)  # type: ignore[return-value]
+
+    def flatten(x: Array) -> Array:
+        return x.reshape(x.shape[0], -1)
+
+    last = len(STRIDES) - 1
+    if not learner.uses_film:
+        return split_encoder(learner, lambda params, x: flatten(run(params, x, 0, last + 1)))
+
+    def stem(params: Params, images: Array) -> Array:
+        return run(params, images, 0, last)
+
+    def tail(params: Params, x: Array) -> Array:
+        film = FiLM(channels)
+        scale, shift = film.apply({"params": params["film"]}, params["context"]["z"])
+        scale, shift = scale[:, None, None, None], shift[:, None, None, None]
+        x = run(params, scale[0] * x + shift[0], last, last + 1)
+        return flatten(scale[1] * x + shift[1])
+
+    return stem, tail
 
 
 def reset_class_rows(key: Array, params: Params, classes: Array, *, reset_bias: bool) -> Params:

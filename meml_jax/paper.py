@@ -26,6 +26,7 @@ PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
             "OML RS": (67.9, 55.1, 46.2, 37.0, 29.6, 25.6),
             "OML RS both": (75.9, 56.8, 51.2, 39.7, 30.5, 25.0),
             "MEML RS both": (74.7, 47.0, 48.4, 38.3, 28.9, 24.2),
+            "Oracle OML FiLM": (91.1, 79.5, 80.6, 68.6, 64.0, 52.7),
         },
     ),
     "mini_imagenet": (
@@ -52,6 +53,13 @@ PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
         },
     ),
     "cifar100": (_FEW, {"Oracle OML": (66.0, 45.0, 34.0, 30.0, 29.5)}),
+    "omniglot_cifar100": (
+        _FEW,
+        {
+            "Oracle OML Omniglot": (50.0, 25.0, 15.3, 22.8, 9.4),
+            "Oracle OML FiLM Omniglot": (50.0, 25.0, 16.7, 31.3, 13.9),
+        },
+    ),
     "mini_imagenet_cifar100": (
         _FEW,
         {
@@ -71,6 +79,30 @@ PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
 """By data set (training and test set where they differ): numbers of classes, and rows in %."""
 
 
+FEW_SHOT: dict[str, tuple[tuple[tuple[int, int], ...], dict[str, tuple[float, ...]]]] = {
+    "omniglot": (
+        ((5, 1), (5, 5), (20, 1), (20, 5)),
+        {
+            "CACTUs-MAML balanced 20,5": (60.50, 84.00, 40.50, 67.62),
+            "CACTUs-MAML unbalanced 20,5": (62.50, 85.50, 42.62, 71.87),
+            "CACTUs-MAML balanced 20,15": (67.00, 86.00, 32.50, 64.62),
+            "CACTUs-MAML unbalanced 20,15": (72.00, 89.00, 40.00, 66.25),
+            "MAML 20,1": (78.00, 97.50, 77.62, 92.87),
+            "MEML 20,1": (97.50, 99.97, 88.13, 99.37),
+            "MAML 20,5": (88.00, 99.50, 74.62, 92.75),
+            "MEML 20,5": (95.00, 99.95, 85.63, 96.25),
+        },
+    ),
+}
+"""By data set: (ways, shots) of the test, and rows in %, named by the training's ways and shots."""
+
+
+def few_shot_rows(dataset: str) -> dict[str, dict[tuple[int, int], float]]:
+    """Return Table 3 of the paper, row name to {(ways, shots): accuracy in %}."""
+    at, rows = FEW_SHOT.get(dataset, ((), {}))
+    return {name: dict(zip(at, row, strict=True)) for name, row in rows.items()}
+
+
 def paper_rows(dataset: str) -> dict[str, dict[int, float]]:
     """Return what the paper reports on a dataset, row name to {number of classes: accuracy in %}.
 
@@ -86,21 +118,29 @@ def rows_beside(config: Config, dataset: str) -> dict[str, dict[int, float]]:
     """Return the rows of the paper that stand beside a run's own curve, as `paper_rows` does.
 
     Args:
-      config: its learner, labels and number of clusters decide which.
+      config: its learner, tasks and number of clusters decide which.
       dataset: name of the dataset.
     """
+    settings = config.tasks
+    coreset = settings.query_from == "coreset"
     rows = {
-        ("meml", "clusters"): ("MEML", "MEML RS"),
-        ("meml_released", "clusters"): ("MEML", "MEML RS"),
-        ("meml_mean", "clusters"): ("MEML mean",),
-        ("oml", "clusters"): ("OML",),
-        ("oml_single", "clusters"): ("OML single",),
-        ("oml", "true"): ("Oracle OML",),
-        ("meml", "true"): ("Oracle MEML",),
-    }.get((config.learner, config.tasks.labels), ())
+        ("meml", "clusters", "none", False): ("MEML", "MEML RS"),
+        ("meml_released", "clusters", "none", False): ("MEML", "MEML RS"),
+        ("meml_mean", "clusters", "none", False): ("MEML mean",),
+        ("oml", "clusters", "none", False): ("OML", "OML RS"),
+        ("oml_single", "clusters", "none", False): ("OML single",),
+        ("oml", "true", "none", False): ("Oracle OML",),
+        ("meml", "true", "none", False): ("Oracle MEML",),
+        ("oml_film", "true", "none", False): ("Oracle OML FiLM",),
+        ("oml", "clusters", "truncate", False): ("OML balanced",),
+        ("oml", "clusters", "loss", False): ("OML balancing param",),
+        ("oml", "clusters", "augment", False): ("OML augmentation",),
+        ("oml", "clusters", "none", True): ("OML RS both",),
+        ("meml", "clusters", "none", True): ("MEML RS both",),
+    }.get((config.learner, settings.labels, settings.balance, coreset), ())
     # On some sets the paper's rows carry the number of clusters.
     number = config.clustering.num_clusters
-    names = {name for row in rows for name in (row, _with_clusters(row, number))}
+    names = {n for row in rows for n in (row, f"{row} {number}", _with_clusters(row, number))}
     return {name: row for name, row in paper_rows(dataset).items() if name in names}
 
 

@@ -168,9 +168,11 @@ def _clustering(values: Mapping[str, Any]) -> list[str]:
         facts["purity"] = f"{values['purity']:.3f}"
     if values.get("nmi") is not None:
         facts["normalised mutual information"] = f"{values['nmi']:.3f}"
+    if values.get("adjusted_rand") is not None:
+        facts["adjusted Rand index"] = f"{values['adjusted_rand']:.3f}"
     blocks = ["## Clusters", _bullets(facts)]
     if "purity" in facts or "normalised mutual information" in facts:
-        blocks.append("Purity and mutual information: true labels used for this report only.")
+        blocks.append("Agreement with the true classes: their labels are used for this report only.")
     return blocks
 
 

@@ -24,6 +24,7 @@ from meml_jax import (
     balance,
     clustering,
     curves,
+    embedding_report,
     embeddings,
     environment,
     feed,
@@ -248,7 +249,11 @@ def test(
         path=workdir / "points.json",
         # The set for the test is in none of the others: one training can be tested on several.
         fingerprint=fingerprint(
-            model.fingerprint, step, config.test, *filter(None, (dataset.test_hash,))
+            curves.VERSION,
+            model.fingerprint,
+            step,
+            config.test,
+            *filter(None, (dataset.test_hash,)),
         ),
         say=say,
     )
@@ -296,8 +301,13 @@ def write_report(
     model: Model,
     workdir: Path,
     results: dict[str, Any],
+    *,
+    z: np.ndarray | None,
 ) -> Path:
-    """Draw the figures and write `report.md` from what the other stages stored."""
+    """Draw the figures and write `report.md` from what the other stages stored.
+
+    `z` are the embeddings that were clustered, None for an oracle.
+    """
     folder = workdir / "figures"
     params, _ = restore_params(config, model, workdir)
     beside = paper.rows_beside(config, dataset.name)
@@ -316,7 +326,9 @@ def write_report(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
     )
     figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
-    names = (*curve, "clusters", "cluster_sizes", "training")
+    names = [*curve, "clusters", "cluster_sizes", "training"]
+    if z is not None:
+        names += embedding_report.write(config, dataset, z, clusters, workdir)
     text = report.render(results, figures=[f"figures/{name}.png" for name in names])
     write_atomic(workdir / "report.md", text)
     return workdir / "report.md"

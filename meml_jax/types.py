@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 Params = dict[str, Any]
-"""Parameters by role: `fen`, `cln`, `attention`; a role is fast in the inner loop or not."""
+"""Parameters by role: `fen`, `cln`, `attention`, `film`, `context`; some are fast."""
 
 _T = typing.TypeVar("_T")
 

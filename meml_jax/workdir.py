@@ -21,9 +21,9 @@ from meml_jax.types import UserError
 # What the parameters of a finished training depend on; other fields may change in a workdir.
 _TRAINING = (
     "seed", "precision", "learner", "embedding", "clustering", "tasks", "network", "inner", "outer",
-    "data.name", "data.image_size", "data.channels", "data.split", "data.split_seed",
+    "episodes", "data.name", "data.image_size", "data.channels", "data.split", "data.split_seed",
     "data.num_classes", "data.per_class", "data.validation_fraction", "data.test_fraction",
-    "data.max_per_class",
+    "data.max_per_class", "train.init",
 )  # fmt: skip
 
 

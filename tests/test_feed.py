@@ -8,6 +8,7 @@ from tiny import assert_same, learner_of, network
 
 from meml_jax import checkpoints, feed, meta_train, metrics, tasks, training
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, TrainConfig
+from meml_jax.samplers import cluster_sampler
 from meml_jax.types import UserError
 
 SETTINGS = TrainConfig(
@@ -24,14 +25,15 @@ def train(place, workdir):
     spec = tasks.make_spec(TasksConfig(max_size=9, num_random_query=4), table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=1)
     outer = OuterConfig(lr=1e-2, meta_batch=2)
+    sampler = cluster_sampler(spec, bounds, meta_batch=2)
     net = network("meml")
     call = meta_train.make_train_call(
-        network=net, learner=learner_of("meml"), inner=InnerConfig(), outer=outer, spec=spec,
-        bounds=bounds, steps_per_call=SETTINGS.steps_per_call,
+        network=net, learner=learner_of("meml"), inner=InnerConfig(), outer=outer,
+        sampler=sampler, steps_per_call=SETTINGS.steps_per_call,
     )  # fmt: skip
     data = (images, table, jnp.ones(5), jax.random.key(3))
     tx = meta_train.outer_optimizer(outer)
-    with feed.open_feed(place, data, spec=spec, bounds=bounds, meta_batch=2, train=SETTINGS) as fed:
+    with feed.open_feed(place, data, sampler=sampler, train=SETTINGS) as fed:
         training.train(
             call, lambda: meta_train.init_state(jax.random.key(0), net, tx), fed, SETTINGS,
             workdir=workdir, fingerprint="f", validate=None, report=lambda line: None,

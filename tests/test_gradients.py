@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -14,14 +15,14 @@ import tiny
 from meml_jax import losses, meta_train
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt, inner_batches, inner_loop, pooled_logits
-from meml_jax.learners import LEARNERS, Learner, Phase
+from meml_jax.learners import LEARNERS
 
 STEP = 1e-7  # with larger steps kinks of ReLU fake errors of a few per cent
 INNER = InnerConfig(lr=0.5)  # large, so that second-order terms are
 OUTER = OuterConfig(weight_on="inner")  # the metric `loss` is then the meta-loss itself
 PAPER = {"cln_relu": True, "attention_feature": "relu"}
 RELEASED = {"cln_relu": False, "attention_feature": "preactivation"}
-MAML = Learner(("fen", "cln"), (Phase("all"), Phase("all")), resets_class_row=False)
+FOLLOWS_NO_LOSS = {name for name, learner in LEARNERS.items() if learner.first_order}
 VARIANTS = {
     "paper": PAPER,
     "released": RELEASED,
@@ -45,9 +46,13 @@ CASES = [
         ("meml_released", "released", True),
         ("meml_mean", "paper", True),
         ("meml_mean", "released", True),
+        ("maml", "paper", True),
+        ("anil", "paper", True),
+        ("oml_film", "paper", True),
+        ("oml_film", "paper", False),
     ]
-] + [pytest.param(MAML, PAPER, True, id="maml-paper-dense")]
-assert {case.values[0] for case in CASES[:-1]} == set(LEARNERS)
+]
+assert {case.values[0] for case in CASES} == set(LEARNERS) - FOLLOWS_NO_LOSS
 
 
 def make(learner, variant, dense, **sizes):
@@ -58,10 +63,27 @@ def make(learner, variant, dense, **sizes):
     return net, tiny.parameters(net, 0 if dense else 4, np.float64), tasks
 
 
-@pytest.mark.parametrize("learner, variant, dense", CASES)
-def test_equals_central_differences(learner, variant, dense, x64):
+def several_classes(tasks):
+    """The same images as a few-shot episode of three classes."""
+    label = jnp.arange(tasks.support.label.size, dtype=jnp.int32) % 3
+    support = dataclasses.replace(tasks.support, label=label.reshape(tasks.support.label.shape))
+    return dataclasses.replace(tasks, support=support)
+
+
+@pytest.mark.parametrize(
+    "learner, variant, dense, ways, steps",
+    [pytest.param(*case.values, 1, 1, id=case.id) for case in CASES]
+    + [
+        pytest.param("meml", PAPER, True, 3, 1, id="meml-3-ways"),
+        pytest.param("maml", PAPER, True, 3, 2, id="maml-3-ways-2-steps"),
+    ],
+)
+def test_equals_central_differences(learner, variant, dense, ways, steps, x64):
     net, params, tasks = make(learner, variant, dense)
-    settings = {"network": net, "learner": tiny.learner_of(learner), "inner": INNER, "outer": OUTER}
+    tasks = tasks if ways == 1 else several_classes(tasks)
+    inner = dataclasses.replace(INNER, steps=steps)
+    settings = {"network": net, "learner": tiny.learner_of(learner), "inner": inner, "outer": OUTER}
+    settings["ways"] = ways
     meta_grad = jax.jit(functools.partial(meta_train.meta_grad, **settings))
     grads, _ = meta_grad(params, tasks)
 
@@ -81,6 +103,9 @@ def test_equals_central_differences(learner, variant, dense, x64):
     for role, grad in grads.items():
         leaves, structure = jax.tree.flatten(grad)
         norm = np.sqrt(sum(np.sum(leaf**2) for leaf in leaves))
+        if role == "context":  # starts at 0 in every task, so its stored value plays no role
+            assert norm == 0 == slope(zero | {role: jax.tree.map(np.ones_like, grad)})
+            continue
         assert norm > 1e-3, f"the meta-gradient of {role} is {norm:.1e}, too small to measure"
         directions = [[rng.normal(size=leaf.shape) for leaf in leaves] for _ in range(3)]
         for i, leaf in enumerate(leaves):
@@ -129,6 +154,45 @@ def test_is_second_order(name, x64):
         # rho acts on the query loss through the inner gradient only.
         assert optax.tree.norm(grads["first"]["attention"]) == 0
         assert optax.tree.norm(grads["second"]["attention"]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["meml", "maml", "oml_film"])
+def test_first_order_and_rematerialised(name, x64):
+    """First order: the gradient at the adapted parameters. Rematerialised: the same gradient."""
+    net, params, tasks = make(name, PAPER, True)
+    learner, settings = LEARNERS[name], {"network": net, "outer": OUTER, "learner": LEARNERS[name]}
+
+    def grad(**options):
+        inner = dataclasses.replace(INNER, **options)
+        settings_ = settings | {"inner": inner}
+        return jax.jit(functools.partial(meta_train.meta_grad, **settings_))(params, tasks)[0]
+
+    second, first = grad(), grad(first_order=True)
+    tiny.assert_close(grad(remat=True), second, 1e-12)
+
+    encoded = tiny.first(meta_train.encode_tasks(params, tasks, net))
+    adapted, _ = adapt(
+        params, encoded.support, network=net, learner=learner, tx=optax.sgd(INNER.lr),
+        weight=encoded.weight,
+    )  # fmt: skip
+
+    def query_loss(fast):
+        rows = tiny.first(tasks.query)
+        merged = adapted | fast
+        p = net.encode(merged, rows.inputs)
+        return losses.cross_entropy(*pooled_logits(merged, p, rows, network=net, pooling="none"))
+
+    expected = jax.grad(query_loss)({role: adapted[role] for role in learner.fast})
+    for role in set(learner.fast) - {"context"}:
+        tiny.assert_close(first[role], expected[role], 1e-9)
+    for role in set(params) - {"context"}:
+        difference = optax.tree.norm(jax.tree.map(jnp.subtract, first[role], second[role]))
+        assert difference > 1e-3 * optax.tree.norm(second[role])
+    if learner.uses_attention:
+        assert optax.tree.norm(first["attention"]) == 0
+    if name == "maml":
+        settings["learner"] = LEARNERS["fomaml"]
+        tiny.assert_same(grad(), first)
 
 
 @pytest.mark.parametrize("name, dense", [("oml", True), ("meml", False), ("meml_released", True)])

@@ -11,6 +11,7 @@ import optax
 import pytest
 import tiny
 
+from meml_jax.config import InnerConfig
 from meml_jax.inner import adapt, inner_batches, inner_loop
 from meml_jax.learners import LEARNERS, Learner, Phase, get_learner
 from meml_jax.types import Batch, UserError
@@ -19,17 +20,17 @@ LR = 0.3
 
 
 def support_of(net, params, *, rows=4, seed=0):
-    """Pre-activations of a support set with one label."""
+    """What the inner loop gets of a support set with one label."""
     task = tiny.first(tiny.tasks(seed, support=rows))
-    p = net.encode(params, task.support.inputs)
-    return Batch(p, task.support.label, task.support.mask)
+    x = net.stem(params, task.support.inputs)
+    return Batch(x, task.support.label, task.support.mask)
 
 
-def run(name, support, params, net):
+def run(name, support, params, net, **options):
     learner = tiny.learner_of(name)
     return jax.jit(
         lambda params, support: adapt(
-            params, support, network=net, learner=learner, tx=optax.sgd(LR)
+            params, support, network=net, learner=learner, tx=optax.sgd(LR), **options
         )
     )(params, support)
 
@@ -71,12 +72,18 @@ def test_adam_is_finite_at_a_zero_gradient():
 
 @pytest.mark.parametrize(
     "name, steps",
-    [("meml", 1), ("meml_mean", 1), ("oml_single", 1), ("oml", 4), ("meml_released", 2)],
-)
-def test_number_of_updates(name, steps):
+    [
+        ("meml", 1), ("meml_mean", 1), ("oml_single", 1), ("oml", 4), ("meml_released", 2),
+        ("maml", 1), ("oml_film", 4),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_number_of_updates(name, steps, repeats):
     net = tiny.network(name)
     params = tiny.parameters(net)
-    _, info = run(name, support_of(net, params), params, net)
+    options = InnerConfig(steps=repeats)
+    _, info = run(name, support_of(net, params), params, net, options=options)
+    steps *= repeats
     assert int(info.stepped.sum()) == len(info.stepped) == steps
 
 
@@ -160,18 +167,79 @@ def test_oml_by_hand():
     tiny.assert_close(as_numpy(adapted["cln"]), cln, 1e-5)
 
 
+def mean(trees):
+    return jax.tree.map(lambda *x: np.mean(x, axis=0), *trees)
+
+
 def test_one_maml_step_by_hand():
-    learner = Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False)
-    net = tiny.network(learner)
+    """All rows at once, through the encoder (one tanh layer), in numpy."""
+    net = tiny.network("maml", cln_relu=False)
     params = tiny.parameters(net)
     support = tiny.first(tiny.tasks()).support
-    adapted, _ = run(learner, support, params, net)
+    label = jnp.array([0, 3, 3, 1])
+    adapted, info = run("maml", Batch(support.inputs, label, support.mask), params, net, ways=3)
 
-    def loss(fast):
-        logits = net.classify(fast, jax.nn.relu(net.encode(fast, support.inputs)))
-        return -jnp.mean(jax.nn.log_softmax(logits)[:, support.label[0]])
+    cln, fen = as_numpy(params["cln"]), as_numpy(params["fen"])
+    rows = []
+    for image, y in zip(np.asarray(support.inputs), np.asarray(label), strict=True):
+        p = np.tanh(image.ravel() @ fen["kernel"] + fen["bias"])
+        loss, cln_grads, d_features = cln_gradients(cln, np.maximum(p, 0), y)
+        d_inside = d_features * (p > 0) * (1 - p**2)
+        fen_grads = {"kernel": np.outer(image.ravel(), d_inside), "bias": d_inside}
+        rows.append({"loss": loss, "cln": cln_grads, "fen": fen_grads})
+    found = mean(rows)
+    np.testing.assert_allclose(info.loss, [found["loss"]], rtol=1e-5)
+    tiny.assert_close(as_numpy(adapted["cln"]), descend(cln, found["cln"]), 1e-5)
+    tiny.assert_close(as_numpy(adapted["fen"]), descend(fen, found["fen"]), 1e-5)
 
-    tiny.assert_close(adapted, descend(params, jax.jit(jax.grad(loss))(params)))
+
+def test_maml_on_the_head_by_hand():
+    """ANIL: the first of two steps is the by-hand one, the second starts where it ended."""
+    net = tiny.network("anil", cln_relu=False)
+    params = tiny.parameters(net)
+    support = dataclasses.replace(support_of(net, params), label=jnp.array([0, 3, 3, 1]))
+    cln, losses = as_numpy(params["cln"]), []
+    for steps in (1, 2):
+        rows = [
+            cln_gradients(cln, np.maximum(p, 0), y)
+            for p, y in zip(as_numpy(support.inputs), np.asarray(support.label), strict=True)
+        ]
+        losses.append(np.mean([loss for loss, _, _ in rows]))
+        cln = descend(cln, mean([grads for _, grads, _ in rows]))
+        adapted, info = run("anil", support, params, net, options=InnerConfig(steps=steps))
+        np.testing.assert_allclose(info.loss, losses, rtol=1e-5)
+        tiny.assert_close(as_numpy(adapted["cln"]), cln, 1e-5)
+        tiny.assert_same(adapted["fen"], params["fen"])
+
+
+def test_one_meta_example_a_class_by_hand():
+    """Three classes of one, two and three images, in mixed order: one row of the loss for each."""
+    net = tiny.network("meml_mean", cln_relu=False)
+    params = tiny.parameters(net)
+    support = support_of(net, params, rows=7)
+    label = jnp.array([4, 0, 4, 2, 0, 4, 1])
+    mask = jnp.array([True] * 6 + [False])  # the class of the padding is none
+    adapted, info = run("meml_mean", Batch(support.inputs, label, mask), params, net, ways=3)
+    cln, r = as_numpy(params["cln"]), np.maximum(as_numpy(support.inputs), 0)
+    rows = [
+        cln_gradients(cln, r[:6][np.asarray(label[:6]) == way].mean(axis=0), way)
+        for way in (0, 2, 4)
+    ]
+    np.testing.assert_allclose(info.loss, [np.mean([loss for loss, _, _ in rows])], rtol=1e-5)
+    cln = descend(cln, mean([grads for _, grads, _ in rows]))
+    tiny.assert_close(as_numpy(adapted["cln"]), cln, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["meml", "meml_mean"])
+def test_one_way_is_plain_meml_and_a_missing_class_counts_for_nothing(name):
+    net = tiny.network(name)
+    params = tiny.parameters(net)
+    support = support_of(net, params)
+    plain, _ = run(name, support, params, net)
+    for ways in (1, 3):
+        grouped, info = run(name, support, params, net, ways=ways)
+        tiny.assert_close(grouped, plain)
+        assert bool(info.stepped.all()) and np.all(np.isfinite(info.loss))
 
 
 def test_weight_scales_the_inner_step():

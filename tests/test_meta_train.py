@@ -13,6 +13,7 @@ from meml_jax import losses, meta_train, tasks
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import make_network
+from meml_jax.samplers import cluster_sampler
 from meml_jax.types import Batch, Task, UserError
 
 SIZES = np.arange(2, 65)  # one cluster of each size
@@ -54,20 +55,19 @@ def problem(
     )
     outer = OuterConfig(lr=lr, meta_batch=meta_batch)
     if counter is not None:
-        encode = network.encode
+        stem = network.stem
 
         def counted(params, images):
             counter.append(images.shape[0])  # runs while tracing only
-            return encode(params, images)
+            return stem(params, images)
 
-        network = network._replace(encode=counted)
+        network = network._replace(stem=counted)
     call = meta_train.make_train_call(
         network=network,
         learner=learner,
         inner=InnerConfig(),
         outer=outer,
-        spec=spec,
-        bounds=bounds,
+        sampler=cluster_sampler(spec, bounds, meta_batch=meta_batch),
         steps_per_call=steps_per_call,
     )
     init = jax.jit(
@@ -198,7 +198,7 @@ def test_outer_settings_are_checked(field, value):
     with pytest.raises(UserError, match=f"outer.{field}"):
         meta_train.make_train_call(
             network=None, learner=None, inner=None, outer=OuterConfig(**{field: value}),
-            spec=None, bounds=np.array([2]), steps_per_call=1,
+            sampler=None, steps_per_call=1,
         )  # fmt: skip
 
 

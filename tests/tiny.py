@@ -8,7 +8,7 @@ import numpy as np
 
 from meml_jax.config import NetworkConfig
 from meml_jax.learners import LEARNERS, Learner
-from meml_jax.networks import make_network
+from meml_jax.networks import make_network, split_encoder
 from meml_jax.types import Batch, Task
 
 IMAGE = (3, 3, 1)  # what the dense encoder reads
@@ -21,7 +21,10 @@ def learner_of(name) -> Learner:
 
 
 def network(learner, *, dense=True, channels=4, hidden=6, dtype=jnp.float32, **config):
-    """A real network; with `dense` the FEN is one tanh layer, which has both signs and no kinks."""
+    """A real network; with `dense` the FEN is one tanh layer, which has both signs and no kinks.
+
+    Where the learner has FiLM layers, the tanh layer stands for the first five convolutions.
+    """
     net = make_network(
         NetworkConfig(channels=channels, hidden=hidden, **config),
         learner_of(learner),
@@ -34,13 +37,22 @@ def network(learner, *, dense=True, channels=4, hidden=6, dtype=jnp.float32, **c
 
     def init(key):
         kernel = jax.random.normal(key, (int(np.prod(IMAGE)), channels), dtype)
-        return net.init(key) | {"fen": {"kernel": kernel, "bias": jnp.zeros((channels,), dtype)}}
+        fen = {"kernel": kernel, "bias": jnp.zeros((channels,), dtype)}
+        params = net.init(key)
+        if learner_of(learner).uses_film:
+            fen["Conv_5"] = params["fen"]["Conv_5"]
+        return params | {"fen": fen}
 
     def encode(params, images):
         flat = images.reshape(images.shape[0], -1)
         return jnp.tanh(flat @ params["fen"]["kernel"] + params["fen"]["bias"][None])
 
-    return net._replace(init=init, encode=encode)
+    if learner_of(learner).uses_film:
+        return net._replace(
+            init=init, stem=lambda params, images: encode(params, images)[:, None, None]
+        )
+    stem, tail = split_encoder(learner_of(learner), encode)
+    return net._replace(init=init, stem=stem, tail=tail)
 
 
 def parameters(net, seed=0, dtype=np.float32):

@@ -1,0 +1,324 @@
+"""N-way K-shot episodes in place of one cluster a task: training and evaluation (Table 3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from meml_jax import meta_test, meta_train
+from meml_jax.config import Config, InnerConfig
+from meml_jax.inner import adapt, pooled_logits
+from meml_jax.keys import key_for
+from meml_jax.learners import Learner, get_learner
+from meml_jax.networks import Network, after_stem, make_network, reset_class_rows
+from meml_jax.pooling import pool
+from meml_jax.samplers import Drawn, Sampler, as_they_are
+from meml_jax.types import Array, Batch, Dataset, Params, Split, Task, TaskTable, UserError
+
+NAMES = {
+    "adapted": "adapted to the support set",
+    "prototype": "nearest class mean of the features",
+    "pixels": "baseline: nearest class mean of raw pixels",
+    "untrained": "baseline: untrained network, nearest class mean",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class EpisodeSpec:
+    """How clusters or classes become an episode; static under jit.
+
+    Attributes:
+      ways: N, classes of an episode.
+      shots: K, support images of a class; where not balanced, on the average.
+      queries: Q, query images of a class, at most.
+      balanced: exactly K and Q images of each class; else in proportion to its size.
+      share: K / mean size, used where not balanced.
+      largest: images of the largest cluster.
+    """
+
+    ways: int
+    shots: int
+    queries: int
+    balanced: bool
+    share: float
+    largest: int
+
+    @property
+    def most_shots(self) -> int:
+        """Most support images of one class."""
+        return self.shots if self.balanced else 2 * self.shots
+
+
+def make_spec(
+    size: np.ndarray, *, ways: int, shots: int, queries: int, balanced: bool = True
+) -> EpisodeSpec:
+    """Check cluster sizes int [C] against what episodes need.
+
+    Raises:
+      UserError: numbers out of range, too few clusters, or one too small.
+    """
+    asked = f"{ways}-way {shots}-shot episodes with {queries} queries a class"
+    if ways < 2 or shots < 1 or queries < 1:
+        raise UserError(f"{asked}: expected at least 2 ways, 1 shot and 1 query")
+    if len(size) < ways:
+        raise UserError(f"{asked}, but there are {len(size)} clusters or classes; lower the ways")
+    if balanced and min(size) < shots + queries:
+        raise UserError(
+            f"{asked}, but the smallest cluster or class has {min(size)} images, expected at least "
+            f"{shots + queries}; lower shots or queries, or for clusters set "
+            f"tasks.balance='truncate' and tasks.balance_size={shots + queries}, or "
+            "episodes.balanced=False"
+        )
+    return EpisodeSpec(
+        ways, shots, queries, balanced, float(shots / np.mean(size)), int(np.max(size))
+    )
+
+
+def episode_counts(size: Array, spec: EpisodeSpec) -> tuple[Array, Array]:
+    """Numbers of support and query images of clusters of `size` int32 [...]; both at least 1.
+
+    Balanced: K and Q. Else, as the paper does not say how CACTUs-MAML is made unbalanced, support
+    images are in proportion to the cluster's size, K x size / mean size, from 1 to 2K and leaving
+    one image, and Q of the others, or all where they are fewer, are the query.
+    """
+    if spec.balanced:
+        return jnp.full_like(size, spec.shots), jnp.full_like(size, spec.queries)
+    share = jnp.floor(size * spec.share).astype(size.dtype)
+    support = jnp.clip(share, 1, jnp.minimum(spec.most_shots, size - 1))
+    return support, jnp.minimum(spec.queries, size - support)
+
+
+def sample_episode(key: Array, table: TaskTable, *, spec: EpisodeSpec) -> Task:
+    """Draw an episode: N distinct clusters, labelled 0..N-1 in the order drawn, and their images.
+
+    Args:
+      key: random key; the episode is a function of it.
+      table: clusters or classes, on the device.
+      spec: static settings.
+
+    Returns:
+      Task whose inputs are dataset positions int32, support [N * most_shots] and query [N * Q],
+      class by class; all images are distinct. Rows past a cluster's numbers are masked and repeat
+      a real one.
+    """
+    class_key, image_key = jax.random.split(key)
+    classes = jax.random.permutation(class_key, table.size.shape[0])[: spec.ways]
+    size, start = table.size[classes], table.start[classes]
+    draw = jax.random.uniform(image_key, (spec.ways, spec.largest))
+    real = jnp.arange(spec.largest)[None, :] < size[:, None]
+    order = jnp.argsort(jnp.where(real, draw, 2.0), axis=1)
+    support, query = episode_counts(size, spec)
+
+    def rows(first: Array, count: Array, padded: int) -> Batch:
+        row = jnp.arange(padded)[None, :]
+        mask = row < count[:, None]
+        chosen = jnp.take_along_axis(order, first[:, None] + jnp.where(mask, row, 0), axis=1)
+        label = jnp.repeat(jnp.arange(spec.ways, dtype=jnp.int32), padded)
+        return Batch(table.index[start[:, None] + chosen].ravel(), label, mask.ravel())
+
+    return Task(
+        rows(jnp.zeros_like(support), support, spec.most_shots),
+        rows(support, query, spec.queries),
+        jnp.ones(()),
+    )
+
+
+def episode_sampler(config: Config, size: np.ndarray) -> Sampler:
+    """Make meta-steps on episodes, as `config.episodes` says, from clusters of `size` int [C].
+
+    Raises:
+      UserError: as `make_spec`; balancing or rehearsal that episodes do not have.
+    """
+    settings = config.episodes
+    if config.tasks.balance not in ("none", "truncate") or config.tasks.query_from == "coreset":
+        raise UserError(
+            f"tasks.balance={config.tasks.balance!r}, tasks.query_from="
+            f"{config.tasks.query_from!r} with episodes.ways={settings.ways}: episodes have "
+            "balance 'none' or 'truncate' and no coreset"
+        )
+    spec = make_spec(
+        size,
+        ways=settings.ways,
+        shots=settings.shots,
+        queries=settings.queries,
+        balanced=settings.balanced,
+    )
+    sample = functools.partial(sample_episode, spec=spec)
+
+    def draw(cluster_key: Array, task_key: Array, table: TaskTable, weights: Array) -> Drawn:
+        del cluster_key, weights  # an episode draws its clusters together, and they weigh the same
+        keys = jax.random.split(task_key, config.outer.meta_batch)
+        tasks = jax.vmap(sample, in_axes=(0, None))(keys, table)
+        return Drawn(tasks, jnp.arange(spec.ways), jnp.zeros((), jnp.int32))
+
+    return Sampler(
+        draw,
+        crops=(lambda tasks: tasks,),
+        prepare=as_they_are,
+        ways=spec.ways,
+        coreset_batch=None,
+        note=f"{spec.ways}-way {spec.shots}-shot episodes{'' if spec.balanced else ', unbalanced'}",
+    )
+
+
+def check(config: Config, split: Split) -> None:
+    """Check that the test classes, and the outputs of the CLN, are enough for what is evaluated.
+
+    Raises:
+      UserError: names the setting.
+    """
+    if config.test.episodes < 2:
+        raise UserError(f"test.episodes={config.test.episodes}, expected at least 2")
+    if not config.test.ways_shots or {len(pair) for pair in config.test.ways_shots} != {2}:
+        raise UserError(f"test.ways_shots={config.test.ways_shots}, expected pairs such as (5, 1)")
+    sizes = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
+    for ways, shots in config.test.ways_shots:
+        if ways > config.episodes.ways:
+            raise UserError(
+                f"test.ways_shots has {ways} ways, but the CLN is trained with episodes.ways="
+                f"{config.episodes.ways}"
+            )
+        make_spec(sizes, ways=ways, shots=shots, queries=config.test.queries)
+
+
+@functools.partial(
+    jax.jit, static_argnames=("spec", "network", "learner", "options", "episodes_at_once")
+)
+def adapted_accuracies(
+    params: Params,
+    inputs: Array,
+    table: TaskTable,
+    keys: Array,
+    *,
+    spec: EpisodeSpec,
+    network: Network,
+    learner: Learner,
+    options: InnerConfig,
+    episodes_at_once: int,
+) -> Array:
+    """Adapt to the support set of each episode and classify its query: accuracies [E].
+
+    Args:
+      params: meta-trained, with `spec.ways` outputs of the CLN.
+      inputs: what `network.stem` gives for the images of the table, float [N, ...].
+      table: classes, on the device.
+      keys: [E] random keys.
+      spec: static, as the others.
+      network: pure functions.
+      learner: row of the table; adapts as in meta-training.
+      options: inner learning rate and steps.
+      episodes_at_once: episodes that are vectorised; bounds memory.
+    """
+
+    def gather(batch: Batch) -> Batch:
+        return dataclasses.replace(batch, inputs=inputs[batch.inputs])
+
+    def accuracy(key: Array) -> Array:
+        episode_key, reset_key = jax.random.split(key)
+        task = sample_episode(episode_key, table, spec=spec)
+        start = params
+        if learner.resets_class_row:
+            start = reset_class_rows(
+                reset_key, params, jnp.arange(spec.ways), reset_bias=options.reset_bias
+            )
+        adapted, _ = adapt(
+            start,
+            gather(task.support),
+            network=network,
+            learner=learner,
+            tx=learner.optimizer(options.lr, start),
+            ways=spec.ways,
+            options=options,
+        )
+        query = gather(task.query)
+        p = network.tail(adapted, query.inputs)
+        logits, label, _ = pooled_logits(adapted, p, query, network=network, pooling="none")
+        return jnp.mean(jnp.argmax(logits, axis=-1) == label)
+
+    return lax.map(accuracy, keys, batch_size=episodes_at_once)
+
+
+@functools.partial(jax.jit, static_argnames=("spec",))
+def prototype_accuracies(
+    features: Array, table: TaskTable, keys: Array, *, spec: EpisodeSpec
+) -> Array:
+    """Classify the query of each episode by the nearest class mean of features [N, D]: [E]."""
+
+    def accuracy(key: Array) -> Array:
+        task = sample_episode(jax.random.split(key)[0], table, spec=spec)
+        support, query = features[task.support.inputs], features[task.query.inputs]
+        equal = jnp.zeros_like(support[:, 0])
+        means, _ = pool(equal, support, task.support.label, task.support.mask, spec.ways)
+        # |x - m|^2 up to the term |x|^2, which is the same for all classes.
+        distance = jnp.sum(means**2, axis=1)[None] - 2 * query @ means.T
+        return jnp.mean(jnp.argmin(distance, axis=1) == task.query.label)
+
+    return lax.map(accuracy, keys)
+
+
+def evaluators(
+    config: Config, dataset: Dataset, *, network: Network, params: Params, initial_params: Params
+) -> dict[str, Callable[[tuple[int, int]], dict[str, Any]]]:
+    """List what is evaluated by name, each a function from (ways, shots) to an entry of `points`.
+
+    The trained learner comes first, then class means of its features and the baselines, on the
+    same episodes of test classes. A test of fewer ways than were trained uses the first outputs.
+    """
+    settings, learner = config.test, get_learner(config.learner)
+    options = dataclasses.replace(config.inner, steps=settings.inner_steps or config.inner.steps)
+    table, images = meta_test.class_table(dataset.test), dataset.test.images
+    size = np.asarray(table.size)
+
+    @functools.cache
+    def inputs(source: str) -> Array:
+        if source == "pixels":
+            return meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
+        if source == "stem":
+            return meta_test.encode(params, images, network=after_stem(network))
+        weights = params if source == "trained" else initial_params
+        return meta_test.encode(weights, images, network=network)
+
+    def episodes(ways: int, shots: int) -> tuple[EpisodeSpec, Array]:
+        key = jax.random.fold_in(jax.random.fold_in(key_for("test", config.seed), ways), shots)
+        spec = make_spec(size, ways=ways, shots=shots, queries=settings.queries)
+        return spec, jax.random.split(key, settings.episodes)
+
+    def point(accuracies: Array, ways: int, shots: int) -> dict[str, Any]:
+        summary = meta_test.summarise(np.asarray(accuracies, np.float64), num_classes=ways)
+        return summary | {"shots": shots, "learning_rate": None, "train_accuracy": None}
+
+    def adapted(ways_shots: tuple[int, int]) -> dict[str, Any]:
+        spec, keys = episodes(*ways_shots)
+        output = jax.tree.map(lambda x: x[..., : spec.ways], params["cln"]["output"])
+        head = make_network(
+            config.network, learner, image_shape=images.shape[1:], num_classes=spec.ways
+        )
+        accuracies = adapted_accuracies(
+            params | {"cln": params["cln"] | {"output": output}},
+            inputs("stem"),
+            table,
+            keys,
+            spec=spec,
+            network=head,
+            learner=learner,
+            options=options,
+            episodes_at_once=1 if jax.default_backend() == "cpu" else 10,
+        )
+        return point(accuracies, *ways_shots)
+
+    def prototype(ways_shots: tuple[int, int], *, source: str) -> dict[str, Any]:
+        spec, keys = episodes(*ways_shots)
+        accuracies = prototype_accuracies(inputs(source), table, keys, spec=spec)
+        return point(accuracies, *ways_shots)
+
+    sources = {"prototype": "trained", "pixels": "pixels", "untrained": "untrained"}
+    return {"adapted": adapted} | {
+        name: functools.partial(prototype, source=source) for name, source in sources.items()
+    }

@@ -1,0 +1,236 @@
+"""Episodes: what is drawn, how it is judged, and the program on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import tiny
+
+from meml_jax import few_shot, paper, report, tasks
+from meml_jax.config import Config, InnerConfig, override
+from meml_jax.learners import LEARNERS
+from meml_jax.types import Split, UserError
+
+SIZES = np.array([3, 4, 6, 9, 14, 30])
+
+
+def table_of(sizes):
+    """Classes whose images lie scattered over the data set: (table, class of each position)."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    table, _ = tasks.table_from_labels(labels, min_size=2)
+    return jax.tree.map(jnp.asarray, table), labels
+
+
+def draw(spec, table, count=40):
+    keys = jax.random.split(jax.random.key(0), count)
+    return jax.jit(jax.vmap(lambda key: few_shot.sample_episode(key, table, spec=spec)))(keys)
+
+
+def episodes_of(drawn):
+    """Yield (support positions, labels, query positions, labels) of the real rows of each."""
+    for i in range(len(drawn.weight)):
+        parts = []
+        for rows in (drawn.support, drawn.query):
+            mask = np.asarray(rows.mask[i])
+            parts += [np.asarray(rows.inputs[i])[mask], np.asarray(rows.label[i])[mask]]
+        yield parts
+
+
+def test_balanced_episodes():
+    table, labels = table_of(SIZES + 6)
+    spec = few_shot.make_spec(table.size, ways=4, shots=3, queries=5)
+    drawn = draw(spec, table)
+    seen = set()
+    for support, support_label, query, query_label in episodes_of(drawn):
+        assert np.bincount(support_label).tolist() == [3] * 4
+        assert np.bincount(query_label).tolist() == [5] * 4
+        assert len({*support, *query}) == 4 * 8  # no image twice
+        classes = [set(labels[support[support_label == way]]) for way in range(4)]
+        assert all(len(c) == 1 for c in classes) and len(set.union(*classes)) == 4
+        for way in range(4):
+            assert set(labels[query[query_label == way]]) == classes[way]
+        seen |= {(min(c), way) for way, c in enumerate(classes)}
+    assert len(seen) == 6 * 4  # every class has had every label
+    again = draw(spec, table)
+    tiny.assert_same(drawn, again)
+
+
+def test_unbalanced_episodes_follow_the_sizes():
+    table, labels = table_of(SIZES)
+    spec = few_shot.make_spec(SIZES, ways=6, shots=4, queries=5, balanced=False)
+    # 4 x size / 11, from 1 to 8 and leaving one image for the query.
+    expected = {3: (1, 2), 4: (1, 3), 6: (2, 4), 9: (3, 5), 14: (5, 5), 30: (8, 5)}
+    for support, support_label, query, query_label in episodes_of(draw(spec, table)):
+        assert len({*support, *query}) == len(support) + len(query)
+        for way in range(6):
+            own = support[support_label == way]
+            size = int(SIZES[labels[own[0]]])
+            assert (len(own), int((query_label == way).sum())) == expected[size]
+    equal = few_shot.make_spec(np.full(6, 20), ways=6, shots=4, queries=5, balanced=False)
+    for counts in few_shot.episode_counts(jnp.full(3, 20), equal):
+        assert set(counts.tolist()) <= {4, 5}  # equal clusters: the numbers asked for
+
+
+def test_every_image_is_used_alike():
+    table, labels = table_of(SIZES + 6)
+    spec = few_shot.make_spec(table.size, ways=2, shots=2, queries=2)
+    drawn = draw(spec, table, count=3000)
+    used = np.bincount(np.asarray(drawn.support.inputs).ravel(), minlength=len(labels))
+    # 2 of 6 classes, 2 of its images: each image is expected in 3000 / 3 * 2 / size episodes.
+    mean = 2000 / np.asarray(table.size)[labels]
+    assert np.all(np.abs(used - mean) < 5 * np.sqrt(mean))
+
+
+@pytest.mark.parametrize(
+    "message, settings",
+    [
+        ("expected at least 2 ways", {"ways": 1}),
+        ("expected at least 2 ways, 1 shot", {"shots": 0}),
+        ("there are 6 clusters or classes; lower the ways", {"ways": 7}),
+        ("smallest cluster or class has 3 images, expected at least 9.*balance_size=9", {}),
+    ],
+)
+def test_errors_of_episodes(message, settings):
+    with pytest.raises(UserError, match=message):
+        few_shot.make_spec(SIZES, **({"ways": 5, "shots": 4, "queries": 5} | settings))
+
+
+CONFIG = override(Config(), {"episodes.ways": 5, "test.ways_shots": ((5, 1),), "test.queries": 3})
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("test.episodes", 1), ("test.ways_shots", ((5,),)), ("test.ways_shots", ()),
+        ("test.ways_shots", ((6, 1),)), ("test.queries", 30),
+    ],
+)  # fmt: skip
+def test_errors_of_the_evaluation(field, value):
+    images = np.zeros((60, 1, 1, 1), np.uint8)
+    labels = np.repeat(np.arange(6), 10)
+    split = Split(images, labels, np.arange(60).astype(str), tuple("abcdef"))
+    few_shot.check(CONFIG, split)
+    name = "images" if field == "test.queries" else field.split(".")[1]
+    with pytest.raises(UserError, match=name):
+        few_shot.check(override(CONFIG, {field: value}), split)
+
+
+@pytest.mark.parametrize(
+    "field, value", [("tasks.balance", "augment"), ("tasks.balance", "loss"),
+                     ("tasks.query_from", "coreset")],
+)  # fmt: skip
+def test_what_episodes_do_not_have(field, value):
+    with pytest.raises(UserError, match=f"{field}='{value}'.*episodes.ways=5"):
+        few_shot.episode_sampler(override(CONFIG, {field: value}), np.full(6, 10))
+
+
+def test_accuracies_by_hand():
+    """Class means of features that give the class away, of half of them, and of noise."""
+    table, labels = table_of(np.full(8, 12))
+    spec = few_shot.make_spec(table.size, ways=5, shots=2, queries=4)
+    keys = jax.random.split(jax.random.key(1), 200)
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(len(labels), 8)).astype(np.float32)
+    for scale, low, high in ((20.0, 1.0, 1.0), (0.0, 0.17, 0.23)):
+        features = scale * np.eye(8, dtype=np.float32)[labels] + noise
+        found = few_shot.prototype_accuracies(jnp.asarray(features), table, keys, spec=spec)
+        assert found.shape == (200,) and low <= float(found.mean()) <= high
+    for i in range(3):
+        task = few_shot.sample_episode(jax.random.split(keys[i])[0], table, spec=spec)
+        support = features[np.asarray(task.support.inputs)].reshape(5, 2, 8).mean(axis=1)
+        query = features[np.asarray(task.query.inputs)]
+        nearest = np.linalg.norm(query[:, None] - support[None], axis=2).argmin(axis=1)
+        assert float(found[i]) == pytest.approx(np.mean(nearest == np.repeat(np.arange(5), 4)))
+
+
+@pytest.mark.parametrize("name", ["anil", "meml", "maml"])
+def test_adaptation_learns_the_episode(name):
+    """Inner steps alone, from random parameters, tell apart images that differ much."""
+    table, labels = table_of(np.full(8, 12))
+    spec = few_shot.make_spec(table.size, ways=tiny.CLASSES, shots=3, queries=4)
+    learner = LEARNERS[name]
+    net = tiny.network(name, channels=16, hidden=32)
+    params = tiny.parameters(net)
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(8, *tiny.IMAGE))[labels] + 0.1 * rng.normal(size=(96, *tiny.IMAGE))
+    inputs = net.stem(params, jnp.asarray(images, jnp.float32))
+
+    def accuracy(steps, lr=0.3):
+        found = few_shot.adapted_accuracies(
+            params, inputs, table, jax.random.split(jax.random.key(2), 20), spec=spec, network=net,
+            learner=learner, options=InnerConfig(lr=lr, steps=steps), episodes_at_once=5,
+        )  # fmt: skip
+        assert found.shape == (20,)
+        return float(found.mean())
+
+    assert accuracy(1, lr=0.0) < 0.4
+    assert accuracy(30) > 0.9
+
+
+def test_the_report_has_the_rows_of_the_paper():
+    def series(name, head, accuracy):
+        points = [
+            {"num_classes": w, "shots": s, "runs": 600, "accuracy": accuracy, "std": 0.1,
+             "ci95": 0.008, "chance": 1 / w, "accuracies": [accuracy]}
+            for w, s in ((5, 1), (20, 5))
+        ]  # fmt: skip
+        return {"protocol": "few_shot", "head": head, "points": points, "name": name}
+
+    config = dataclasses.asdict(override(Config(), {"episodes.ways": 20, "episodes.shots": 5}))
+    text = report.render(
+        {
+            "dataset": "omniglot", "learner": "maml", "config": config,
+            "meta_test": series(None, "adapted", 0.9125),
+            "comparisons": [series("pixel means", "pixels", 0.5)],
+        }
+    )  # fmt: skip
+    for line in (
+        "| ways,shots | 5,1 | 20,5 |", "| maml 20,5 | 91.3 ± 0.8 | 91.3 ± 0.8 |",
+        "| pixel means | 50.0 ± 0.8 | 50.0 ± 0.8 |", "| MEML 20,1 (paper) | 97.5 | 99.4 |",
+        "| CACTUs-MAML unbalanced 20,15 (paper) | 72.0 | 66.3 |", "| chance | 20.0 | 5.0 |",
+    ):  # fmt: skip
+        assert line in text.splitlines(), line
+    assert len(paper.few_shot_rows("omniglot")) == 8 and paper.few_shot_rows("glyphs") == {}
+
+
+FIELDS = {
+    "episodes__ways": 4, "episodes__shots": 2, "episodes__queries": 3, "test__queries": 5,
+    "test__ways_shots": "((2,1),(4,2))", "test__episodes": 30, "outer__meta_batch": 2,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["maml", "meml", "unbalanced", "balanced"])
+def test_runs(tmp_path, name):
+    fields = FIELDS | {"learner": "meml" if name == "meml" else "maml", "inner__steps": 2}
+    if name in ("maml", "meml"):
+        fields["tasks__labels"] = "true"
+    elif name == "balanced":
+        fields |= {"tasks__balance": "truncate", "tasks__balance_size": 8}
+    else:
+        fields["episodes__balanced"] = "false"
+    lines = programs.succeed(tmp_path, **fields)
+    assert any("4-way 2-shot episodes" in line for line in lines)
+    results = programs.results(tmp_path)
+    assert results["meta_test"]["protocol"] == "few_shot"
+    heads = [c["head"] for c in (results["meta_test"], *results["comparisons"])]
+    assert heads == ["adapted", "prototype", "pixels", "untrained"]
+    for curve in (results["meta_test"], *results["comparisons"]):
+        at = [(p["num_classes"], p["shots"], p["runs"], len(p["accuracies"]))
+              for p in curve["points"]]  # fmt: skip
+        assert at == [(2, 1, 30, 30), (4, 2, 30, 30)]
+        assert all(p["ci95"] > 0 for p in curve["points"])
+    assert all(p["accuracy"] > p["chance"] for p in results["comparisons"][1]["points"])
+    assert (
+        f"| {'oracle ' * ('labels' in str(fields))}{fields['learner']} 4,2 |"
+        in (tmp_path / "report.md").read_text()
+    )
+    again = programs.succeed(tmp_path, **fields)
+    assert any(line.startswith("test: reuses 8") for line in again)
+    refused = programs.refuse(tmp_path, **(fields | {"episodes__shots": 1}))
+    assert "episodes.shots is 2 there, 1 now" in refused

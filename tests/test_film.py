@@ -1,0 +1,177 @@
+"""FiLM layers: the identity at first, by hand, and what they do in both loops and at meta-test."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import programs
+import pytest
+import tiny
+from jax import lax
+
+from meml_jax import film, losses, meta_test, meta_train
+from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax.inner import adapt
+from meml_jax.learners import LEARNERS
+from meml_jax.networks import CONTEXT_SIZE, STRIDES, after_stem
+from meml_jax.types import Batch
+
+LEARNER = LEARNERS["oml_film"]
+
+
+def images_of(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.uniform(size=(count, *tiny.CONV_IMAGE)), jnp.float32)
+
+
+def test_it_is_the_identity_at_first():
+    net, plain = (tiny.network(name, dense=False) for name in ("oml_film", "oml"))
+    params = jax.jit(net.init)(jax.random.key(0))
+    assert params["context"]["z"].shape == (CONTEXT_SIZE,)
+    assert {x.shape for x in jax.tree.leaves(params["film"])} == {(CONTEXT_SIZE, 8), (8,)}
+    x = images_of(3)
+    np.testing.assert_array_equal(net.encode(params, x), plain.encode(params, x))
+    # The generator is no identity by itself: another context gives another representation.
+    moved = params | {"context": {"z": jnp.ones(CONTEXT_SIZE)}}
+    assert np.max(np.abs(net.encode(moved, x) - plain.encode(params, x))) > 0.1
+
+
+def test_at_the_identity_the_first_update_of_the_cln_is_that_of_oml():
+    net, plain = (tiny.network(name, dense=False) for name in ("oml_film", "oml"))
+    params = jax.jit(net.init)(jax.random.key(0))
+    one = Batch(images_of(1), jnp.array([2]), jnp.ones(1, bool))
+
+    def update(name, network):
+        support = Batch(network.stem(params, one.inputs), one.label, one.mask)
+        learner, tx = LEARNERS[name], optax.sgd(0.3)
+        return adapt(params, support, network=network, learner=learner, tx=tx)[0]
+
+    tiny.assert_close(update("oml_film", net)["cln"], update("oml", plain)["cln"])
+
+
+def test_two_layers_after_the_last_two_convolutions_by_hand():
+    net = tiny.network("oml_film", dense=False)
+    params = tiny.parameters(net)  # biases and context are not 0
+    x = images_of(2)
+    weights = jax.tree.map(np.asarray, params)
+    for layer, stride in enumerate(STRIDES):
+        conv = weights["fen"][f"Conv_{layer}"]
+        x = lax.conv_general_dilated(
+            jnp.maximum(x, 0.0) if layer else x, conv["kernel"], (stride, stride), "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        ) + conv["bias"].reshape(1, 1, 1, -1)  # fmt: skip
+        if layer >= 4:
+            linear = weights["film"][f"layer_{layer - 4}"]
+            out = weights["context"]["z"] @ linear["kernel"] + linear["bias"]
+            gamma, beta = 1 + out[:4], out[4:]
+            x = gamma.reshape(1, 1, 1, -1) * x + beta.reshape(1, 1, 1, -1)
+    found = net.encode(params, images_of(2))
+    np.testing.assert_allclose(found, x.reshape(2, -1), rtol=1e-4, atol=1e-5)
+    # What is kept out of the inner loop is the fifth convolution; nothing there depends on FiLM.
+    stem = net.stem({"fen": params["fen"]}, images_of(2))
+    np.testing.assert_allclose(net.tail(params, stem), found, rtol=1e-6)
+
+
+def test_the_inner_loop_starts_at_context_0_and_moves_film_and_context_alone_of_the_encoder():
+    net = tiny.network("oml_film")
+    params = tiny.parameters(net)
+    task = tiny.first(tiny.tasks())
+    support = Batch(net.stem(params, task.support.inputs), task.support.label, task.support.mask)
+    run = functools.partial(adapt, network=net, learner=LEARNER, tx=optax.sgd(0.3))
+    adapted, _ = run(params, support)
+    zero = params | {"context": {"z": jnp.zeros(CONTEXT_SIZE)}}
+    tiny.assert_same(run(zero, support)[0], adapted)
+    tiny.assert_same(adapted["fen"], params["fen"])
+    for role in ("cln", "film"):
+        moved = optax.tree.norm(jax.tree.map(jnp.subtract, adapted[role], params[role]))
+        assert moved > 1e-3
+    assert optax.tree.norm(adapted["context"]) > 1e-3
+
+
+def test_the_outer_loop_leaves_the_context_at_0():
+    net = tiny.network("oml_film")
+    params = tiny.parameters(net) | {"context": {"z": jnp.zeros(CONTEXT_SIZE)}}
+    outer = OuterConfig(lr=0.1)
+    tx = meta_train.outer_optimizer(outer)
+    settings = {"network": net, "learner": LEARNER, "inner": InnerConfig(), "outer": outer}
+    grads, _ = meta_train.meta_grad(params, tiny.tasks(), **settings)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    new = optax.apply_updates(params, updates)
+    assert not np.any(new["context"]["z"])
+    assert np.any(new["film"]["layer_0"]["kernel"] != params["film"]["layer_0"]["kernel"])
+
+
+def learned_by_hand(net, params, stems, label, rate):
+    """One Adam step an image; where the class changes, the context and its optimizer start anew."""
+    fast = {role: params[role] for role in ("cln", "film")}
+    context = jax.tree.map(jnp.zeros_like, params["context"])
+    adam = optax.adam(rate)
+    state, context_state = adam.init(fast), adam.init(context)
+
+    @jax.jit
+    def grad(fast, context, x, y):
+        def loss(trees):
+            merged = params | trees[0] | {"context": trees[1]}
+            logits = net.classify(merged, net.activate(net.tail(merged, x[None])))
+            return losses.cross_entropy(logits, y[None], jnp.ones(1, bool))
+
+        return jax.grad(loss)((fast, context))
+
+    for i, y in enumerate(label):
+        if i == 0 or y != label[i - 1]:
+            context = jax.tree.map(jnp.zeros_like, context)
+            context_state = adam.init(context)
+        grads = grad(fast, context, stems[i], jnp.asarray(y))
+        updates, state = adam.update(grads[0], state, fast)
+        fast = optax.apply_updates(fast, updates)
+        updates, context_state = adam.update(grads[1], context_state, context)
+        context = optax.apply_updates(context, updates)
+    return params | fast | {"context": jax.tree.map(jnp.zeros_like, context)}
+
+
+@pytest.mark.parametrize("label", [[0, 0, 1, 1, 1], [2, 0, 2, 2, 1]])
+def test_the_stream_of_the_meta_test_by_hand(label):
+    net = tiny.network("oml_film")
+    params = tiny.parameters(net)
+    stems = net.stem(params, tiny.first(tiny.tasks(support=5)).support.inputs)
+    expected = learned_by_hand(net, params, stems, label, 0.05)
+    none = jnp.zeros((5, 0), jnp.int32), jnp.zeros((5, 0), bool)
+    found = meta_test.learn_stream(
+        params, stems, jnp.array(label), none, network=after_stem(net), learning_rate=0.05
+    )
+    tiny.assert_close(found, expected, 1e-4)
+    tiny.assert_same(found["fen"], params["fen"])
+    assert np.any(found["film"]["layer_1"]["bias"] != params["film"]["layer_1"]["bias"])
+    assert not np.any(found["context"]["z"])
+
+
+def test_reset_context_touches_nothing_else():
+    params = {"cln": jnp.ones(2), "context": {"z": jnp.ones(3)}}
+    tx = optax.partition(
+        {role: optax.adam(0.1) for role in params}, {role: role for role in params}
+    )
+    _, state = tx.update(params, tx.init(params), params)
+    fresh = tx.init(params)
+    (reset, reset_state), (kept, kept_state) = (
+        film.reset_context((params, state), fresh=flag) for flag in (True, False)
+    )
+    tiny.assert_same(reset, params | {"context": {"z": jnp.zeros(3)}})
+    tiny.assert_same(reset_state.inner_states["context"], fresh.inner_states["context"])
+    tiny.assert_same(reset_state.inner_states["cln"], state.inner_states["cln"])
+    tiny.assert_same((kept, kept_state), (params, state))
+
+
+@pytest.mark.slow
+def test_a_run_of_oracle_oml_film(tmp_path):
+    lines = programs.succeed(
+        tmp_path, learner="oml_film", tasks__labels="true", test__heads="sgd,sgd_reservoir"
+    )
+    results = programs.results(tmp_path)
+    assert results["learner"] == "oml_film" and results["oracle"]
+    heads = [c["head"] for c in (results["meta_test"], *results["comparisons"])]
+    assert heads[:2] == ["sgd", "sgd_reservoir"], lines
+    assert all(0 <= p["accuracy"] <= 1 for p in results["meta_test"]["points"])
