@@ -17,7 +17,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from meml_jax import continual, meta_test, rehearsal
+from meml_jax import continual, meta_test, online, rehearsal
 from meml_jax.continual import ContinualClassifier
 from meml_jax.data import datasets
 from meml_jax.types import UserError
@@ -184,7 +184,7 @@ def test_a_prediction_does_not_depend_on_the_company(head):
 
 def test_classes_and_images_of_any_number_use_the_same_programs():
     classifier = load("sgd", 6)
-    functions = (continual._learn, continual._probabilities, meta_test._encode_chunk)
+    functions = (online.learn, online.probabilities, meta_test._encode_chunk)
     state, sizes = classifier.init(), None
     for c in range(6):
         state = classifier.learn(state, pictures()[c, : 1 + 3 * c], c)

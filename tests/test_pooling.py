@@ -142,6 +142,8 @@ def test_wrong_shapes_fail_at_trace_time():
 
 # Outliers.
 
+fewer = settings(max_examples=25, deadline=None, derandomize=True)
+
 inliers = jax.jit(
     pooling.inliers, static_argnums=3, static_argnames=("keep_nearest", "max_distance")
 )
@@ -161,7 +163,7 @@ def inliers_by_hand(features, group, mask, num_groups, keep_nearest, max_distanc
     return kept
 
 
-@examples
+@fewer
 @given(rows(), st.sampled_from([(1.0, 1.0), (1.0, 1.3), (0.5, 9.0), (0.34, 1.2)]))
 def test_inliers_equal_their_definition(example, limits):
     _, *example = example
@@ -178,7 +180,7 @@ def test_inliers_equal_their_definition(example, limits):
             assert 1 <= np.sum(np.asarray(found)[rows])
 
 
-@examples
+@fewer
 @given(rows(), st.permutations(range(ROWS)), st.floats(-(2.0**60), 2.0**60, width=32))
 def test_order_and_padding_do_not_change_the_choice(example, order, garbage):
     _, features, group, mask = example
@@ -229,7 +231,7 @@ def hierarchy_by_hand(score, features, group, mask, num_groups, size):
 
 def nonlinear_score(x):
     """What a network may compute, in numpy and in JAX."""
-    return (x * np.float32([1.0, -0.5, 0.3])).sum(axis=1) ** 2 / 4
+    return (x * np.float32([[1.0, -0.5, 0.3]])).sum(axis=1) ** 2 / 4
 
 
 hierarchical = jax.jit(
@@ -239,7 +241,7 @@ hierarchical = jax.jit(
 )
 
 
-@examples
+@fewer
 @given(rows(), st.sampled_from([1, 2, 3, ROWS, 50]))
 def test_sub_groups_equal_their_definition_and_both_ends_are_plain_attention(example, size):
     _, *example = example
@@ -253,7 +255,7 @@ def test_sub_groups_equal_their_definition_and_both_ends_are_plain_attention(exa
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@examples
+@fewer
 @given(rows(), st.integers(0, ROWS), st.floats(-(2.0**20), 2.0**20, width=32))
 def test_padding_anywhere_does_not_shift_the_sub_groups(example, place, garbage):
     _, features, group, mask = example
@@ -286,7 +288,6 @@ REFINED = InnerConfig(lr=0.5, keep_nearest=0.7, max_distance=1.5, sub_group_size
 METHODS = {
     "nearest": InnerConfig(lr=0.5, keep_nearest=0.6),
     "distance": InnerConfig(lr=0.5, max_distance=1.05),
-    "sub_groups": InnerConfig(lr=0.5, sub_group_size=2),
     "all": REFINED,
 }
 
@@ -310,18 +311,23 @@ def test_gradients_of_the_refinements_are_finite(valid):
         assert np.any(gradient[:valid] != 0)
 
 
-def meta_grad(options, learner="meml"):
-    """Gradient of the meta-loss by roles, and the loss as a function, in float64."""
-    net = tiny.network(learner, dtype=jnp.float64)
-    tasks = tiny.tasks(3, support=7, dtype=np.float64)
-    settings = {"network": net, "learner": LEARNERS[learner], "inner": options}
+@functools.cache
+def meta_grad(options):
+    """Parameters, the gradient of the meta-loss of MEML by roles, and the loss as a function."""
+    net = tiny.network("meml", dtype=jnp.float64)
     run = jax.jit(
         functools.partial(
-            meta_train.meta_grad, tasks=tasks, outer=OuterConfig(weight_on="inner"), **settings
+            meta_train.meta_grad,
+            tasks=tiny.tasks(3, support=7, dtype=np.float64),
+            network=net,
+            learner=LEARNERS["meml"],
+            inner=options,
+            outer=OuterConfig(weight_on="inner"),  # the metric `loss` is then the meta-loss itself
         )
     )
     params = jax.tree.map(np.asarray, tiny.parameters(net, 0, np.float64))
-    return params, run(params)[0], lambda params: float(run(params)[1]["loss"])
+    grads = jax.tree.map(np.asarray, run(params)[0])
+    return params, grads, lambda params: float(run(params)[1]["loss"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -349,19 +355,21 @@ def test_meta_gradient_equals_central_differences(method, x64):
 @pytest.mark.parametrize(
     "options",
     [
-        {"keep_nearest": 1.0, "max_distance": 100.0},
+        {"keep_nearest": 0.99, "max_distance": 100.0},
         {"sub_group_size": 1},
         {"sub_group_size": 7},
-        {"keep_nearest": 0.99, "sub_group_size": 100},
     ],
     ids=str,
 )
 def test_what_changes_nothing_is_plain_meml(options, x64):
     _, expected, _ = meta_grad(InnerConfig(lr=0.5))
     _, found, _ = meta_grad(InnerConfig(lr=0.5, **options))
-    for tree in (found, expected):
-        del tree["attention"]["output"]["bias"]  # a softmax ignores a shift: rounding of 0
-    tiny.assert_close(found, expected, 1e-9)
+    for role in found:
+        if role == "attention":  # a softmax ignores a shift: the output's bias has rounding of 0
+            for layer, name in (("hidden", "kernel"), ("hidden", "bias"), ("output", "kernel")):
+                tiny.assert_close(found[role][layer][name], expected[role][layer][name], 1e-9)
+        else:
+            tiny.assert_close(found[role], expected[role], 1e-9)
 
 
 @pytest.mark.parametrize(
