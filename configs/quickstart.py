@@ -20,7 +20,7 @@ VALUES = {
     "embedding.name": "contrastive",
     "embedding.normalize": True,
     "embedding.channels": 32,
-    "embedding.steps": 1000,
+    "embedding.steps": 400,
     "embedding.batch_size": 128,
     "embedding.learning_rate": 3e-3,
     "clustering.num_clusters": 270,
@@ -29,7 +29,7 @@ VALUES = {
     "network.cln_relu": False,
     "tasks.num_buckets": 4,  # each is compiled
     "outer.lr": 1e-3,
-    "train.steps": 8000,
+    "train.steps": 4000,
     "train.steps_per_call": 100,
     "train.checkpoint_every": 500,
     "train.validate_every": 500,
