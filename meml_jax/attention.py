@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from meml_jax.config import InnerConfig
 from meml_jax.meta_test import encode
 from meml_jax.networks import Network
-from meml_jax.pooling import pool
-from meml_jax.types import Params, TaskTable
+from meml_jax.pooling import aggregate
+from meml_jax.types import Array, Params, TaskTable
 
 NUM_CLUSTERS = 10
 MOST_IMAGES = 64  # of one cluster; a task uses no more than a few dozen either
@@ -21,7 +22,7 @@ class AttendedCluster(NamedTuple):
 
     Attributes:
       images: uint8 [n, H, W, C].
-      alpha: float32 [n], eq. (1) over these n images; they sum to 1.
+      alpha: float32 [n], weights over these n images; they sum to 1.
       size: images that the cluster has, n or more.
     """
 
@@ -36,16 +37,18 @@ def attend(
     table: TaskTable,
     *,
     network: Network,
+    options: InnerConfig,
     num_clusters: int = NUM_CLUSTERS,
     most_images: int = MOST_IMAGES,
 ) -> list[AttendedCluster]:
-    """Weigh the images of clusters that lie evenly over the range of sizes, eq. (1).
+    """Weigh the images of clusters that lie evenly over the range of sizes, as training does.
 
     Args:
       params: parameters by role; without `attention` all weights of a cluster are equal.
       images: uint8 [N, H, W, C].
       table: clusters, on the host.
       network: pure functions.
+      options: of the pooling; eq. (1) by default.
       num_clusters: clusters to pick.
       most_images: of a larger cluster so many are taken, evenly over it.
 
@@ -62,10 +65,14 @@ def attend(
     positions = np.concatenate([rows for rows, _ in picked])
     group = np.repeat(np.arange(len(picked)), [len(rows) for rows, _ in picked])
     features = encode(params, images[positions], network=network)
-    # f_rho reads relu(P); encode gives P or relu(P), and relu(relu(P)) = relu(P).
-    scores = network.score(params, features) if "attention" in params else jnp.zeros(len(group))
-    mask = jnp.ones(len(group), bool)
-    _, alpha = pool(scores, features, jnp.asarray(group, jnp.int32), mask, len(picked))
+
+    def score(features: Array) -> Array:
+        # f_rho reads relu(P); encode gives P or relu(P), and relu(relu(P)) = relu(P).
+        equal = jnp.zeros_like(features[:, 0])
+        return network.score(params, features) if "attention" in params else equal
+
+    mask, owner = jnp.ones(len(group), bool), jnp.asarray(group, jnp.int32)
+    _, alpha = aggregate(score, features, owner, mask, len(picked), options=options)
     return [
         AttendedCluster(images[rows], np.asarray(alpha[g])[group == g], size)
         for g, (rows, size) in enumerate(picked)

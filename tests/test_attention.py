@@ -5,8 +5,10 @@ import pytest
 import tiny
 
 from meml_jax.attention import attend
+from meml_jax.config import InnerConfig
 from meml_jax.types import TaskTable
 
+PLAIN = InnerConfig()
 SIZES = np.array([5, 2, 90, 7], np.int32)
 
 
@@ -25,7 +27,9 @@ def clusters():
 def test_weights_are_the_softmax_of_the_scores(images, feature):
     network = tiny.network("meml", dense=False, attention_feature=feature)
     params, table = tiny.parameters(network), clusters()
-    found = attend(params, images, table, network=network, num_clusters=3, most_images=20)
+    found = attend(
+        params, images, table, network=network, options=PLAIN, num_clusters=3, most_images=20
+    )
     assert [row.size for row in found] == [2, 5, 90]
     for row, c in zip(found, (1, 0, 2), strict=True):
         own = table.index[table.start[c] : table.start[c] + SIZES[c]]
@@ -40,7 +44,17 @@ def test_weights_are_the_softmax_of_the_scores(images, feature):
 
 def test_without_attention_all_images_count_alike(images):
     network = tiny.network("oml", dense=False)
-    found = attend(tiny.parameters(network), images, clusters(), network=network)
+    found = attend(tiny.parameters(network), images, clusters(), network=network, options=PLAIN)
     assert [row.size for row in found] == [2, 5, 7, 90]
     for row in found:
         np.testing.assert_allclose(row.alpha, 1 / min(row.size, 64), rtol=1e-6)
+
+
+def test_images_that_are_not_pooled_have_no_weight(images):
+    network = tiny.network("meml", dense=False)
+    params, options = tiny.parameters(network), InnerConfig(keep_nearest=0.5)
+    found = attend(params, images, clusters(), network=network, options=options)
+    assert (found[0].alpha > 0).all()  # two images are equally far from their mean
+    assert any((row.alpha == 0).any() for row in found[1:])
+    for row in found:
+        assert row.alpha.sum() == pytest.approx(1, rel=1e-5)

@@ -331,6 +331,20 @@ def test_images_too_small_for_the_network(tmp_path):
     assert "20x20 pixels are too small" in error and "27x27; raise data.image_size" in error
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("outer.weight_on", "query"), ("network.attention_feature", "tanh"),
+        ("train.images_on", "gpu"), ("tasks.min_size", 1), ("tasks.num_random_query", 10_000),
+        ("embedding.name", "pcaa"), ("tasks.balance", "all"), ("tasks.num_buckets", 0),
+    ],
+)  # fmt: skip
+def test_settings_of_later_stages_are_refused_before_the_first(tmp_path, field, value):
+    fields = {field.replace(".", "__"): value}
+    assert f"{field}=" in programs.refuse(tmp_path / "run", **fields)
+    assert not (tmp_path / "run" / "embeddings.npz").exists()
+
+
 def test_an_absurd_learning_rate_is_named(tmp_path):
     error = programs.refuse(tmp_path / "run", "--stage=train", call=programs.run, outer__lr="1e30")
     assert "at step " in error and "lower outer.lr" in error
