@@ -25,7 +25,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = "osD^vPX"
 _GRAY = "#666666"
 _DPI = 150
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#E5E5E5", "axes.axisbelow": True, "axes.titlesize": 10, "legend.frameon": False,
     "legend.fontsize": 9, "lines.linewidth": 1.8, "lines.markersize": 5,
@@ -48,7 +48,7 @@ def accuracy_curve(
         (series_name(results, series), series["points"])
         for series in [results["meta_test"], *results.get("comparisons", [])]
     ]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.8, 4.2), layout="constrained")
         ax = figure.subplots()
         lines: list[Any] = []
@@ -72,7 +72,7 @@ def accuracy_curve(
         title = f"{results['dataset']}: accuracy over all classes seen, with 95 % interval"
         ax.set_title(title, loc="left")  # a long name runs on above the legend
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-        _save(figure, path)
+        save(figure, path)
 
 
 def cluster_grid(
@@ -94,7 +94,7 @@ def cluster_grid(
     # At least a factor of 2, so that noise about equal weights does not look like a preference.
     octaves = int(np.clip(np.ceil(np.abs(np.log2(np.maximum(relative, 1e-3))).max()), 1, 3))
     norm, cmap = LogNorm(2.0**-octaves, 2.0**octaves, clip=True), matplotlib.colormaps["viridis"]
-    with matplotlib.rc_context({**_STYLE, "axes.grid": False}):
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         size = (max(0.72 * columns + 2.2, 5.2), max(0.92 * len(clusters) + 0.7, 2.0))
         figure = Figure(figsize=size, layout="constrained")
         ax = figure.subplots()
@@ -124,7 +124,7 @@ def cluster_grid(
         bar.ax.yaxis.set_minor_locator(NullLocator())
         bar.ax.set_yticks(np.exp2(powers), [f"{2**p}" if p >= 0 else f"1/{2**-p}" for p in powers])
         bar.set_label("attention weight\nrelative to 1/n")
-        _save(figure, path)
+        save(figure, path)
 
 
 def cluster_sizes(
@@ -138,7 +138,7 @@ def cluster_sizes(
       dropped: number of clusters that were too small to keep.
     """
     sizes = np.asarray(sizes)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         ax = figure.subplots()
         low, high, median = int(sizes.min()), int(sizes.max()), float(np.median(sizes))
@@ -162,7 +162,7 @@ def cluster_sizes(
         ax.set(xlabel="cluster size (images)", ylabel="number of clusters")
         span = f"{low} to {high}" if low < high else f"{low}"
         ax.set_title(f"clusters: {len(sizes)} kept, of {span} images; {dropped} dropped", pad=20)
-        _save(figure, path)
+        save(figure, path)
 
 
 def training_curves(records: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
@@ -173,7 +173,7 @@ def training_curves(records: Sequence[Mapping[str, Any]], path: str | os.PathLik
         where they were measured; accuracies in [0, 1].
       path: PNG to write.
     """
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
         _curve(upper, records, "train/loss", "meta-loss", COLORS[0])
@@ -193,7 +193,7 @@ def training_curves(records: Sequence[Mapping[str, Any]], path: str | os.PathLik
             else:
                 ax.text(0.5, 0.5, "not recorded", ha="center", color=_GRAY, transform=ax.transAxes)
                 ax.yaxis.set_major_locator(NullLocator())
-        _save(figure, path)
+        save(figure, path)
 
 
 def _curve(
@@ -218,7 +218,8 @@ def _look(i: int) -> dict[str, Any]:
     return {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
 
 
-def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+def save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure as a PNG on white, whole or not at all."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=_DPI, facecolor="white")
     write_atomic(path, buffer.getvalue())

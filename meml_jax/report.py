@@ -172,7 +172,7 @@ def _clustering(values: Mapping[str, Any]) -> list[str]:
         facts["adjusted Rand index"] = f"{values['adjusted_rand']:.3f}"
     blocks = ["## Clusters", _bullets(facts)]
     if "purity" in facts or "normalised mutual information" in facts:
-        blocks.append("Agreement with the true classes: their labels are used for this report only.")
+        blocks.append("Agreement with the true classes, whose labels serve this report only.")
     return blocks
 
 

@@ -94,8 +94,8 @@ def _embed_again(
         return stored["embeddings"]
     split = dataset.train
     z = np.asarray(meta_test.encode(params, split.images, network=model.network))
-    z = embeddings.rescale(z, settings)
     clustering.check_embeddings(z, ids=split.ids)
+    z = embeddings.rescale(z, settings)
     write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     say(f"embed: meta-trained FEN, {z.shape[0]} x {z.shape[1]}")
     return z

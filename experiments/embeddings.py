@@ -1,0 +1,144 @@
+"""A table of embeddings: how well their clusters agree with the true classes, and what they cost.
+
+    python experiments/embeddings.py --config=configs/omniglot.py --config.data.dir=DIR
+        --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
+        [--config.a.b=value]
+
+Each row is a run of `run.py --stage=cluster` in a folder of its own below the workdir, with the
+settings given and those of the row in `ROWS`; what is finished is reused and a stopped row goes on,
+as there. Prints the table, and leaves it in `WORKDIR/table.md`, the figures in
+`WORKDIR/ROW/figures`. True labels serve the table and the figures only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import run
+
+from meml_jax import choices, embedding_report, rounds, stages
+from meml_jax.config import Config, override
+from meml_jax.data import datasets
+from meml_jax.embeddings import get_fit
+from meml_jax.files import write_atomic
+from meml_jax.metrics import Progress
+from meml_jax.training import Interrupted
+from meml_jax.types import Dataset, UserError
+from meml_jax.workdir import open_workdir
+
+ACAI = {"embedding.dim": 256, "embedding.batch_size": 64}
+ROWS: dict[str, dict[str, Any]] = {
+    "pixels": {"embedding.name": "pixels"},
+    "pca": {"embedding.name": "pca", "embedding.dim": 64},
+    "pca_whitened": {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": True},
+    "random": {"embedding.name": "random"},
+    "acai": {"embedding.name": "acai", **ACAI},
+    "acai_whitened": {"embedding.name": "acai", **ACAI, "embedding.whiten": True},
+    "deepcluster": {"embedding.name": "deepcluster"},
+    "sela": {"embedding.name": "sela"},
+    "contrastive": {"embedding.name": "contrastive"},
+}
+"""What a row sets. Settings given on the command line hold for all rows, except these."""
+
+COLUMNS = ("NMI", "purity", "adjusted Rand", "clusters", "dim", "embed s", "cluster s")
+
+flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
+
+
+def settings_of(row: str, config: Config) -> Config:
+    """Return the settings of a row.
+
+    Raises:
+      UserError: no such row, or an embedding that is not there.
+    """
+    if row not in ROWS:
+        raise UserError(f"--rows has {row!r}, expected some of {', '.join(ROWS)}")
+    config = override(config, ROWS[row])
+    get_fit(config.embedding.name)
+    return config
+
+
+def measure(config: Config, dataset: Dataset, workdir: Path) -> dict[str, Any]:
+    """Embed and cluster in a workdir, draw the figures: what stands in the table's row."""
+    with open_workdir(workdir, config):
+        z = rounds.embed(config, dataset, workdir, run.say)
+        clusters = stages.cluster(config, dataset, z, workdir, run.say)
+        if z is None:
+            raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
+        embedding_report.write(config, dataset, z, clusters, workdir)
+    info = clusters.info
+    return {
+        "NMI": info["nmi"],
+        "purity": info["purity"],
+        "adjusted Rand": info["adjusted_rand"],
+        "clusters": info["actual"],
+        "dim": z.shape[1],
+        "embed s": json.loads((workdir / "embedding.json").read_text())["seconds"],
+        "cluster s": info["seconds"],
+    }
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """Write rows as a Markdown table."""
+
+    def cell(column: str, value: Any) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
+
+    lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
+    for name, row in rows.items():
+        cells = [str(row[c]) if isinstance(row[c], int) else cell(c, row[c]) for c in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def compare(config: Config, workdir: Path, names: list[str]) -> None:
+    """Measure each row and print the table of those that are done after each."""
+    settings = {name: settings_of(name, config) for name in names}
+    for each in settings.values():
+        rounds.check(each)
+    run.start_jax(config)
+    progress = Progress(None, "images", unit="images")
+    dataset = datasets.load(config.data, report=run.say, progress=progress)
+    progress.close()
+    rows = {}
+    for name, each in settings.items():
+        run.say(f"== {name}")
+        each = choices.complete(each, dataset, run.say)
+        rows[name] = measure(each, dataset, workdir / name)
+        write_atomic(workdir / "table.md", table(rows))
+    run.say(table(rows))
+
+
+def main(argv: list[str]) -> int:
+    """Compare, and turn what a user can put right into one line and exit code 2."""
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__, flags.FLAGS.main_module_help(), sep="\n")
+        return 0
+    try:
+        config, workdir, _ = run.parse(argv)
+        compare(config, workdir, flags.FLAGS.rows)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as stop:
+        run.say(str(stop))
+        return 128 + stop.signum
+    except KeyboardInterrupt:
+        run.say("stopped; the same command goes on")
+        return 128 + signal.SIGINT
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

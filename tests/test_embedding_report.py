@@ -1,0 +1,121 @@
+"""The page of neighbours, the map, and the figures of an autoencoder."""
+
+import dataclasses
+import io
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from meml_jax import embedding_figures, embedding_report
+from meml_jax.config import Config, override
+from meml_jax.embeddings import acai
+from meml_jax.types import Clusters, Dataset, Split, TaskTable
+
+
+def pixels(path):
+    return np.asarray(Image.open(io.BytesIO(path.read_bytes())).convert("RGB"))
+
+
+def has_color(path, hexadecimal):
+    wanted = [int(hexadecimal[i : i + 2], 16) for i in (1, 3, 5)]
+    return bool((np.abs(pixels(path).astype(int) - wanted).max(axis=-1) <= 2).any())
+
+
+def split(count=30, classes=5, size=8, channels=1, labelled=True):
+    rng = np.random.default_rng(0)
+    labels = np.arange(count, dtype=np.int32) % classes if labelled else np.full(count, -1)
+    images = rng.integers(0, 256, size=(count, size, size, channels)).astype(np.uint8)
+    names = tuple(f"class-{i}" for i in range(classes)) if labelled else ()
+    return Split(images, labels.astype(np.int32), np.array([f"i{i}" for i in range(count)]), names)
+
+
+def dataset(**kwargs):
+    part = split(**kwargs)
+    return Dataset("drawings", part, part, part, "hash")
+
+
+def clusters(labels):
+    empty = TaskTable(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32))
+    return Clusters(labels.astype(np.int32), empty, np.unique(labels), {}, "")
+
+
+def test_nearest_by_hand(monkeypatch):
+    z = np.array([[0.0, 0], [3, 0], [1, 0], [0, 2], [10, 10], [0, 1]], np.float32)
+    expected = [[2, 5, 3], [2, 0, 5]]
+    for rows in (1000, 2):
+        monkeypatch.setattr(embedding_report, "ROWS", rows)
+        found = embedding_report.nearest(z, np.array([0, 1]), 3)
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(embedding_report.nearest(z, np.array([4]), 5)[0, -1], 0)
+
+
+def test_rows_of_the_map():
+    group = np.array([4] * 40 + [7, 9, 9])
+    rows, own = embedding_report.map_rows(group, np.random.default_rng(0))
+    assert set(group[rows]) == {4, 9} and set(own) == {0, 1}  # 7 has one image only
+    assert np.sum(own == 0) == embedding_report.PER_GROUP and len(set(rows)) == len(rows)
+    many, own = embedding_report.map_rows(np.arange(100) // 2, np.random.default_rng(0))
+    assert own.max() + 1 == embedding_report.GROUPS and len(many) == 2 * embedding_report.GROUPS
+    alone, own = embedding_report.map_rows(np.arange(3), np.random.default_rng(0))
+    assert len(alone) == 3
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 3), (3, 3), (4, 3), (12, 1)])
+def test_the_perplexity_adapts_to_the_number(count, dim):
+    z = np.random.default_rng(0).normal(size=(count, dim)).astype(np.float32)
+    points = embedding_report.project(z, seed=0)
+    assert points.shape == (count, 2) and np.isfinite(points).all()
+    np.testing.assert_array_equal(points, embedding_report.project(z, seed=0))
+
+
+def test_the_map_keeps_groups_together():
+    rng = np.random.default_rng(0)
+    z = np.repeat(10 * np.eye(3, 6), 20, axis=0) + rng.normal(size=(60, 6))
+    points = embedding_report.project(z.astype(np.float32), seed=0)
+    centre = points.reshape(3, 20, 2).mean(axis=1)
+    own = np.linalg.norm(points[:, None] - centre[None], axis=2).argmin(axis=1)
+    np.testing.assert_array_equal(own, np.arange(60) // 20)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_figures_of_an_embedding(tmp_path, channels, labelled):
+    data = dataset(channels=channels, labelled=labelled)
+    z = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
+    names = embedding_report.write(Config(), data, z, clusters(np.arange(30) % 3), tmp_path)
+    assert names == ["embedding_neighbours", "embedding_map"]
+    assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{n}.png" for n in names}
+    page = tmp_path / "figures" / "embedding_neighbours.png"
+    assert has_color(page, embedding_figures._SAME) == labelled
+    assert has_color(page, embedding_figures._OTHER) == labelled
+    assert min(pixels(tmp_path / "figures" / "embedding_map.png").shape[:2]) > 500
+    before = {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()}
+    embedding_report.write(Config(), data, z, clusters(np.arange(30) % 3), tmp_path)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()} == before
+
+
+def test_two_images_are_enough(tmp_path):
+    data = dataset(count=2, classes=1)
+    z = np.array([[0.0], [1.0]], np.float32)
+    assert len(embedding_report.write(Config(), data, z, clusters(np.zeros(2)), tmp_path)) == 2
+
+
+def test_the_figures_of_an_autoencoder(tmp_path):
+    part = split(size=7)
+    values = {
+        "embedding.name": "acai", "embedding.dim": 16, "embedding.depth": 1, "embedding.width": 2,
+        "embedding.steps": 1, "embedding.batch_size": 4,
+    }  # fmt: skip
+    config = override(Config(), values)
+    encode, _ = acai.fit(
+        part.images, jax.random.key(0), config.embedding,
+        checkpoint_dir=tmp_path / "embedding", report=lambda line: None,
+    )  # fmt: skip
+    data = dataclasses.replace(dataset(), train=part)
+    z = encode(part.images)
+    names = embedding_report.write(config, data, z, clusters(np.arange(30) % 3), tmp_path)
+    assert names[2:] == ["embedding_reconstructions", "embedding_interpolations"]
+    for name in names:
+        assert pixels(tmp_path / "figures" / f"{name}.png").std() > 5

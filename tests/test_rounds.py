@@ -1,0 +1,167 @@
+"""Clustering anew what the meta-trained FEN sees, and meta-training from the embedding's FEN."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import programs
+import pytest
+import tiny
+
+from meml_jax import checkpoints, rounds, stages
+from meml_jax.config import Config, from_dict, override
+from meml_jax.data import datasets
+from meml_jax.embeddings import contrastive
+from meml_jax.model import fresh_state, make_model, restore_params
+from meml_jax.types import UserError
+
+
+def quiet(line):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"clustering.rounds": 0}, "clustering.rounds=0, expected at least 1"),
+        ({"clustering.rounds": 2, "tasks.labels": "true"}, "rounds=2, but tasks.labels='true'"),
+        ({"train.init": "pretrained"}, "train.init='pretrained', expected 'random' or 'embedding'"),
+        ({"train.init": "embedding"}, "contrastive .* but embedding.name='pca'"),
+        (
+            {
+                "train.init": "embedding",
+                "embedding.name": "contrastive",
+                "embedding.channels": 64,
+            },
+            "embedding.channels=64 and network.channels=256",
+        ),
+        (
+            {
+                "train.init": "embedding",
+                "embedding.name": "contrastive",
+                "tasks.labels": "true",
+            },
+            "tasks.labels='true'",
+        ),
+    ],
+)
+def test_settings_that_cannot_be(values, message):
+    with pytest.raises(UserError, match=message):
+        rounds.check(override(Config(), values))
+    rounds.check(Config())
+
+
+FIELDS = {
+    "clustering.rounds": 2, "train.init": "embedding", "embedding.name": "contrastive",
+    "embedding.channels": 4, "embedding.steps": 10, "embedding.batch_size": 8,
+    "embedding.normalize": True, "clustering.num_clusters": 12, "train.steps": 20,
+}  # fmt: skip
+
+
+def run(workdir, *flags, **changes):
+    fields = {k.replace(".", "__"): v for k, v in FIELDS.items()} | changes
+    code, out, err = programs.run_here(workdir, *flags, **fields)
+    return code, out.splitlines(), err
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Two rounds, trained."""
+    workdir = tmp_path_factory.mktemp("rounds") / "run"
+    code, lines, err = run(workdir, "--stage=train")
+    assert code == 0, err
+    return workdir, lines
+
+
+def loaded(workdir):
+    config = from_dict(json.loads((workdir / "config.json").read_text()))
+    return config, datasets.load(config.data, report=quiet)
+
+
+def test_each_round_clusters_what_the_one_before_has_trained(done):
+    workdir, lines = done
+    config, dataset = loaded(workdir)
+    first = workdir / "round1"
+    assert [line for line in lines if line.startswith("round ")] == ["round 1 of 2", "round 2 of 2"]
+    assert (first / "embedding" / "checkpoints").is_dir()
+    assert not (workdir / "embedding").exists() and not (first / "config.json").exists()
+    z = stages.embed(config, dataset, first, quiet)
+    clusters = stages.cluster(config, dataset, z, first, quiet)
+    model = make_model(config, dataset, clusters)
+    params, step = restore_params(config, model, first)
+    assert step == 20
+    features = model.network.activate(
+        model.network.encode(params, dataset.train.images[:5] / np.float32(255))
+    )
+    expected = features / np.linalg.norm(features, axis=1, keepdims=True)
+    with np.load(workdir / "embeddings.npz") as stored:
+        again, ids = stored["embeddings"], stored["ids"]
+    np.testing.assert_allclose(again[:5], expected, atol=1e-5)
+    np.testing.assert_array_equal(ids, dataset.train.ids)
+    assert again.shape == z.shape and np.abs(again - z).max() > 1e-3
+    with np.load(workdir / "tasks.npz") as last, np.load(first / "tasks.npz") as before:
+        assert (last["labels"] != before["labels"]).any()
+
+
+def test_every_round_starts_from_the_fen_of_the_embedding(done):
+    workdir, _ = done
+    config, dataset = loaded(workdir)
+    fen = rounds.initial_fen(config, dataset, workdir)
+    shape = dataset.train.images.shape[1:]
+    template = jax.eval_shape(
+        lambda: contrastive.init_state(jax.random.key(0), shape, config.embedding)
+    )
+    folder = workdir / "round1" / "embedding" / "checkpoints"
+    with checkpoints.open_checkpoints(folder, read_only=True) as manager:
+        tiny.assert_same(fen, checkpoints.restore(manager, template)[0].params["fen"])
+    z = rounds.embed(config, dataset, workdir, quiet)
+    model = make_model(config, dataset, stages.cluster(config, dataset, z, workdir, quiet))
+    state, random = stages._initial_state(config, model, fen), fresh_state(config, model)
+    tiny.assert_same(state.params["fen"], fen)
+    tiny.assert_same(state.params["cln"], random.params["cln"])
+    # A step of Adam moves a parameter by at most the learning rate, about.
+    params, step = restore_params(config, model, workdir)
+    far = 4 * step * config.outer.lr
+    near = jax.tree.map(lambda a, b: float(np.abs(a - b).max()) < far, params["fen"], fen)
+    assert all(jax.tree.leaves(near))
+    other = jax.tree.map(lambda a, b: float(np.abs(a - b).max()) < far, random.params["fen"], fen)
+    assert not all(jax.tree.leaves(other))
+    plain = override(config, {"train.init": "random"})
+    assert rounds.initial_fen(plain, dataset, workdir) is None
+    assert make_model(plain, dataset, stages.cluster(config, dataset, z, workdir, quiet)) != model
+
+
+def test_the_same_command_reuses_every_round(done, tmp_path):
+    workdir = shutil.copytree(done[0], tmp_path / "run")
+    before = programs.times(workdir)
+    code, lines, err = run(workdir, "--stage=train")
+    assert code == 0, err
+    for start, count in (("embed: reuses ", 2), ("cluster: reuses ", 2), ("train: reuses 20 ", 2)):
+        assert sum(line.startswith(start) for line in lines) == count, start
+    after = programs.times(workdir)
+    assert {p for p in after if after[p] != before[p]} == {workdir / "config.json"}
+
+
+def test_what_a_later_round_lost_is_made_again(done, tmp_path):
+    workdir = shutil.copytree(done[0], tmp_path / "run")
+    kept = {name: (workdir / name).read_bytes() for name in ("embeddings.npz", "tasks.npz")}
+    shutil.rmtree(workdir / "checkpoints")
+    (workdir / "embeddings.npz").unlink()
+    code, lines, err = run(workdir, "--stage=train")
+    assert code == 0, err
+    assert (workdir / "embeddings.npz").read_bytes() == kept["embeddings.npz"]
+    assert (workdir / "tasks.npz").read_bytes() == kept["tasks.npz"]
+    config, dataset = loaded(workdir)
+    z = rounds.embed(config, dataset, workdir, quiet)
+    model = make_model(config, dataset, stages.cluster(config, dataset, z, workdir, quiet))
+    tiny.assert_same(
+        restore_params(config, model, workdir)[0], restore_params(config, model, done[0])[0]
+    )
+
+
+def test_other_settings_need_another_workdir(done):
+    for changes in ({"clustering__rounds": 3}, {"train__init": "random"}):
+        name, value = next(iter(changes.items()))
+        code, _, err = run(done[0], "--stage=train", **changes)
+        assert code == 2 and f"{name.replace('__', '.')} is " in err and f"{value!r} now" in err
