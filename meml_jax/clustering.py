@@ -128,7 +128,7 @@ def _mini_batch_k_means(
     batch = min(count, max(4096, 3 * k))
     rng = np.random.default_rng(seed)
     sample = embeddings[np.sort(rng.choice(count, min(count, SAMPLE), replace=False))]
-    best: tuple[float, int, MiniBatchKMeans] | None = None
+    starts: list[tuple[float, int, MiniBatchKMeans]] = []
     for start in range(config.num_init):
         model = MiniBatchKMeans(
             k, batch_size=batch, n_init=1, random_state=seed + start, compute_labels=False
@@ -144,9 +144,8 @@ def _mini_batch_k_means(
             if inertia > (1 - MIN_GAIN) * before:
                 break
             before = inertia
-        if best is None or inertia < best[0]:
-            best = inertia, passes, model
-    _, passes, model = best
+        starts.append((inertia, passes, model))
+    _, passes, model = min(starts, key=lambda start: start[0])
     labels, total = np.empty(count, np.int32), 0.0
     for start, part in zip(itertools.count(0, ROWS), _parts(embeddings), strict=False):
         labels[start : start + ROWS] = own = model.predict(part)

@@ -140,7 +140,7 @@ def embedding_map(
                 "color": COLORS[g % len(COLORS)],
                 "marker": MARKERS[g // len(COLORS) % len(MARKERS)],
             }
-            ax.scatter(*points[own].T, s=26, alpha=0.75, linewidths=0, **look)
+            ax.scatter(points[own, 0], points[own, 1], s=26, alpha=0.75, linewidths=0, **look)
             center = np.median(points[own], axis=0)
             chosen = own[np.argmin(np.sum((points[own] - center) ** 2, axis=1))]
             picture = OffsetImage(_gray(images[chosen]), zoom=24 / images.shape[1], cmap="gray_r")
