@@ -125,7 +125,9 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
     rows = [(name, [_interval(row[n]) for n in at]) for name, row in points]
     for name, row in few_shot_rows(results["dataset"]).items():
         if set(row) & set(at):
-            rows.append((f"{name} (paper)", [f"{row[n]:.1f}" if n in row else "-" for n in at]))
+            rows.append(
+                (f"{name} (paper)", [_percent(row[n] / 100) if n in row else "-" for n in at])
+            )
     rows.append(("chance", [_percent(points[0][1][n]["chance"]) for n in at]))
     runs = sorted({point["runs"] for point in test["points"]})
     return [

@@ -1,0 +1,93 @@
+"""The code of docs/extending.md does what the page says."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import tiny
+
+from meml_jax import meta_train
+from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax.learners import LEARNERS
+
+PAGE = (programs.ROOT / "docs" / "extending.md").read_text()
+ONE_LINE, FILE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def learners(monkeypatch, tmp_path):
+    """Add the rows of the page to the table for one test."""
+    for name in list(LEARNERS):
+        monkeypatch.setitem(LEARNERS, name, LEARNERS[name])
+    before = dict(LEARNERS)
+    path = tmp_path / "learned_rate.py"
+    path.write_text(FILE)
+    exec(ONE_LINE, {})
+    spec = importlib.util.spec_from_file_location("learned_rate", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    for name in set(LEARNERS) - set(before):
+        del LEARNERS[name]
+
+
+def test_the_example_is_short_and_names_the_fields():
+    assert len(FILE.strip().splitlines()) < 50
+    fields = {"fast", "phases", "resets_class_row", "first_order", "extra_roles", "optimizer"}
+    assert {f.name for f in LEARNERS["meml"].__dataclass_fields__.values()} == fields
+    assert all(f"`{name}`" in PAGE for name in fields)
+
+
+def test_learned_rates(learners, x64):
+    net = tiny.network("meml_learned_rate", dtype=jnp.float64)
+    params = tiny.parameters(net, dtype=np.float64)
+    tasks = tiny.tasks(3, dtype=np.float64)
+    start = params | {"log_rate": jax.tree.map(jnp.zeros_like, params["log_rate"])}
+
+    def loss_and_grad(name):
+        loss = functools.partial(
+            meta_train.meta_loss, network=net, learner=LEARNERS[name], inner=InnerConfig(lr=0.5),
+            outer=OuterConfig(),
+        )  # fmt: skip
+        return jax.jit(jax.value_and_grad(lambda p: loss(p, tasks)[0]))
+
+    learned, plain = loss_and_grad("meml_learned_rate"), loss_and_grad("meml")
+    value, grads = learned(start)
+    expected, expected_grads = plain(start)
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    for role in ("fen", "cln"):
+        tiny.assert_close(grads[role], expected_grads[role], 1e-9)
+    assert not any(np.any(g) for g in jax.tree.leaves(expected_grads["log_rate"]))
+
+    value, grads = learned(params)  # away from the start
+    flat, structure = jax.tree.flatten(params["log_rate"])
+    for i, found in enumerate(jax.tree.leaves(grads["log_rate"])):
+        ends = []
+        for step in (1e-6, -1e-6):
+            moved = [x + step * (i == j) for j, x in enumerate(flat)]
+            ends.append(learned(params | {"log_rate": jax.tree.unflatten(structure, moved)})[0])
+        np.testing.assert_allclose(found, (ends[0] - ends[1]) / 2e-6, rtol=1e-4, atol=1e-9)
+
+
+def test_the_one_line_method_adapts_every_role(learners):
+    assert LEARNERS["meml_all"].encoder_is_fast and LEARNERS["meml_all"].uses_attention
+
+
+@pytest.mark.slow
+def test_the_program_trains_the_example(tmp_path):
+    path = tmp_path / "learned_rate.py"
+    path.write_text(FILE)
+    workdir = tmp_path / "run"
+    settings = {
+        "train__steps": 20, "train__steps_per_call": 10, "data__num_classes": 60,
+        "test__num_classes": "(2,)", "test__trajectories": 1, "tasks__num_buckets": 1,
+    }  # fmt: skip
+    programs.succeed(workdir, config=str(path), **settings)
+    assert programs.results(workdir)["learner"] == "meml_learned_rate"
