@@ -24,6 +24,9 @@ from meml_jax.data import cache
 from meml_jax.environment import keep_compiled
 
 keep_compiled(cache.folder(None), report=print)
+# Tests spend their time on compiling what then runs for a moment. It holds in this process alone:
+# programs that tests start are compiled as for a user.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

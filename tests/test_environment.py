@@ -1,6 +1,7 @@
 """Compiled programs that are kept: what is loaded gives what was compiled, bit for bit."""
 
 import functools
+from pathlib import Path
 
 import jax
 import pytest
@@ -14,10 +15,15 @@ from meml_jax.learners import LEARNERS
 
 @pytest.fixture
 def no_cache():
-    """No cache of compiled programs, as when a program starts; later that of the tests again."""
-    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
+    """JAX as when a program starts: with optimisation and no cache; later that of the tests."""
+    names = (
+        "jax_compilation_cache_dir",
+        "jax_persistent_cache_min_compile_time_secs",
+        "jax_disable_most_optimizations",
+    )
+    before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_disable_most_optimizations", False)
     compilation_cache.reset_cache()
     yield
     for name, value in before.items():
@@ -66,7 +72,7 @@ def test_loaded_programs_give_the_same_bit_for_bit(tmp_path, no_cache, events):
 
 def test_where_they_are_kept(tmp_path, no_cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    environment.keep_compiled(tmp_path.relative_to(tmp_path) / "mine", report=pytest.fail)
+    environment.keep_compiled(Path("mine"), report=pytest.fail)
     kept = jax.config.jax_compilation_cache_dir
     assert kept.startswith(f"{tmp_path / 'mine' / 'compiled'}/")
     environment.keep_compiled(tmp_path / "other", report=pytest.fail)  # set: left as it is
