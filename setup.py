@@ -25,6 +25,7 @@ setup(
         "orbax-checkpoint>=0.11.20",
         "pillow>=10.3",
         "scikit-learn>=1.4",
+        "scipy>=1.11",
         "tensorboardX>=2.6.2",
         "threadpoolctl>=3.5",
         "tqdm>=4.66",

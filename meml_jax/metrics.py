@@ -197,7 +197,8 @@ class MetricWriter:
         with contextlib.suppress(OSError):  # a record that could not be written has been reported
             self._file.close()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # events only repeat the records
+                self._board.close()
 
     def __enter__(self) -> Self:
         """Return the writer."""

@@ -26,17 +26,17 @@ from meml_jax import (
     curves,
     embedding_report,
     embeddings,
-    environment,
     feed,
     few_shot,
     figures,
     metrics,
     paper,
     report,
+    results,
     tasks,
     training,
 )
-from meml_jax.config import Config, departures
+from meml_jax.config import Config
 from meml_jax.files import write_atomic, write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.model import Model, fresh_state, restore_params, train_call
@@ -78,10 +78,10 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         z = encode(split.images)
     clustering.check_embeddings(z, ids=split.ids)
     z = np.asarray(embeddings.rescale(z, config.embedding), np.float32)
-    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     # A training that was stopped took longer than this process knows.
     info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
     write_json(workdir / "embedding.json", {"name": config.embedding.name, **info})
+    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
@@ -234,8 +234,6 @@ def test(
     params, step = restore_params(config, model, workdir)
     few = bool(config.episodes.ways)
     at: Sequence[Any] = config.test.ways_shots if few else config.test.num_classes
-    protocol = "few_shot" if few else config.test.protocol
-    names = few_shot.NAMES if few else curves.NAMES
     evaluators = (few_shot.evaluators if few else curves.evaluators)(
         config,
         dataset,
@@ -258,40 +256,17 @@ def test(
         say=say,
     )
 
-    def curve(head: str) -> dict[str, Any]:
-        rows = [points[f"{head}/{n}"] for n in at]
-        return {"protocol": protocol, "head": head, "points": rows}
-
-    first, *others = evaluators
-    results = {
-        "schema": 1,
-        "dataset": dataset.name,
-        "note": dataset.note,
-        "parts": {
-            part: {"classes": split.num_classes, "images": len(split.ids)}
-            for part in ("train", "validation", "test")
-            for split in (getattr(dataset, part),)
-        },
-        "learner": config.learner,
-        "preset": config.preset,
-        "departures": departures(config),
-        "seed": config.seed,
-        "device": environment.device_name(),
-        "versions": environment.versions(),
-        "commit": environment.commit(),
-        "precision": config.precision,
-        "content_hash": dataset.content_hash,
-        "test_hash": dataset.test_hash,
-        "oracle": config.tasks.labels == "true",
-        "embedding": None if config.tasks.labels == "true" else {"name": config.embedding.name},
-        "clustering": clusters.info,
-        "meta_train": meta_train_summary,
-        "meta_test": curve(first) | {"checkpoint_step": step},
-        "comparisons": [curve(head) | {"name": names[head]} for head in others],
-        "config": dataclasses.asdict(config),
-    }
-    write_json(workdir / "results.json", results)
-    return results
+    found = results.collect(
+        config,
+        dataset,
+        clusters,
+        meta_train=meta_train_summary,
+        checkpoint_step=step,
+        curves={name: [points[f"{name}/{n}"] for n in at] for name in evaluators},
+        names=few_shot.NAMES if few else curves.NAMES,
+    )
+    write_json(workdir / "results.json", found)
+    return found
 
 
 def write_report(
@@ -300,7 +275,7 @@ def write_report(
     clusters: Clusters,
     model: Model,
     workdir: Path,
-    results: dict[str, Any],
+    found: dict[str, Any],
     *,
     z: np.ndarray | None,
 ) -> Path:
@@ -313,7 +288,7 @@ def write_report(
     beside = paper.rows_beside(config, dataset.name)
     curve = () if config.episodes.ways else ("accuracy",)  # (ways, shots) are no curve
     if curve:
-        figures.accuracy_curve(results, folder / "accuracy.png", paper=beside)
+        figures.accuracy_curve(found, folder / "accuracy.png", paper=beside)
     attended = attention.attend(
         params,
         dataset.train.images,
@@ -329,6 +304,6 @@ def write_report(
     names = [*curve, "clusters", "cluster_sizes", "training"]
     if z is not None:
         names += embedding_report.write(config, dataset, z, clusters, workdir)
-    text = report.render(results, figures=[f"figures/{name}.png" for name in names])
+    text = report.render(found, figures=[f"figures/{name}.png" for name in names])
     write_atomic(workdir / "report.md", text)
     return workdir / "report.md"

@@ -72,6 +72,7 @@ def test_results_json(finished):
         "precision": "highest",
     }  # fmt: skip
     assert expected.items() <= results.items()
+    assert results["departures"] == {"network.cln_relu": False}  # of the quickstart
     assert results["device"].startswith("cpu") and "jax" in results["versions"]
     assert results["embedding"]["name"] == "pca"
     assert {
@@ -119,7 +120,8 @@ def test_a_second_call_reuses_every_stage(copy):
 
 def test_other_test_settings_redo_the_test_only(copy):
     before = programs.times(copy)
-    lines = programs.succeed(copy, "--stage=test", test__runs=3, test__num_classes="(2,)")
+    fields = {"test__runs": 3, "test__num_classes": "(2,)"}
+    lines = programs.succeed(copy, "--stage=test", call=programs.run_here, **fields)
     for stage in ("embed", "cluster", "train"):
         assert said(lines, f"{stage}: reuses ")
     assert not said(lines, "test: reuses ")
@@ -160,7 +162,7 @@ def test_before_training_settings_may_change(tmp_path):
 def test_a_broken_product_after_training_is_made_again_and_fits(copy):
     for name in ("embeddings.npz", "tasks.npz", "points.json"):
         (copy / name).write_bytes(b"PK\x03\x04 not whole")
-    lines = programs.succeed(copy, "--stage=train")
+    lines = programs.succeed(copy, "--stage=train", call=programs.run_here)
     assert said(lines, f"{copy / 'tasks.npz'} is broken and will be made again")
     assert said(lines, "embed: pca") and said(lines, "train: reuses 40 steps")
 

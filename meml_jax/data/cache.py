@@ -41,4 +41,5 @@ def store(path: Path, *, report: Callable[[str], None] = print, **arrays: np.nda
     try:
         files.write_npz(path, **arrays)
     except UserError as error:
-        report(f"cache: {error}; or set data.cache_dir to another folder")
+        reason = str(error).partition(";")[0]
+        report(f"cache: {reason}; set data.cache_dir to a writable folder with room")

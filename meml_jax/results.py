@@ -1,0 +1,73 @@
+"""What a run has found, as one dict of plain values: `results.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meml_jax import environment
+from meml_jax.config import Config, departures
+from meml_jax.types import Clusters, Dataset
+
+SCHEMA = 1
+
+
+def collect(
+    config: Config,
+    dataset: Dataset,
+    clusters: Clusters,
+    *,
+    meta_train: Mapping[str, Any],
+    checkpoint_step: int,
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    names: Mapping[str, str],
+) -> dict[str, Any]:
+    """Put together all that a result rests on.
+
+    Args:
+      config: effective settings.
+      dataset: what was trained on and tested.
+      clusters: the tasks of the training.
+      meta_train: summary of the training.
+      checkpoint_step: of the parameters that were tested.
+      curves: points of each curve by name; the first one is the result, others are compared.
+      names: what the report calls the others.
+
+    Returns:
+      The content of `results.json`, accuracies in [0, 1].
+    """
+    oracle = config.tasks.labels == "true"
+    protocol = "few_shot" if config.episodes.ways else config.test.protocol
+    parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
+
+    def curve(head: str) -> dict[str, Any]:
+        return {"protocol": protocol, "head": head, "points": list(curves[head])}
+
+    first, *others = curves
+    return {
+        "schema": SCHEMA,
+        "dataset": dataset.name,
+        "note": dataset.note,
+        "parts": {
+            name: {"classes": part.num_classes, "images": len(part.ids)}
+            for name, part in parts.items()
+        },
+        "learner": config.learner,
+        "preset": config.preset,
+        "departures": departures(config),
+        "seed": config.seed,
+        "device": environment.device_name(),
+        "versions": environment.versions(),
+        "commit": environment.commit(),
+        "precision": config.precision,
+        "content_hash": dataset.content_hash,
+        "test_hash": dataset.test_hash,
+        "oracle": oracle,
+        "embedding": None if oracle else {"name": config.embedding.name},
+        "clustering": clusters.info,
+        "meta_train": meta_train,
+        "meta_test": curve(first) | {"checkpoint_step": checkpoint_step},
+        "comparisons": [curve(head) | {"name": names[head]} for head in others],
+        "config": dataclasses.asdict(config),
+    }
