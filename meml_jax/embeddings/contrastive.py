@@ -76,8 +76,8 @@ def init_state(
 ) -> TrainState:
     """Draw the parameters {'fen', 'projection'} at random and start the optimizer."""
     fen_key, projection_key = jax.random.split(key)
-    features, fen = FEN(config.channels).init_with_output(fen_key, jnp.zeros((1, *image_shape)))
-    projection = Projection().init(projection_key, features)
+    p, fen = FEN(config.channels).init_with_output(fen_key, jnp.zeros((1, *image_shape)))
+    projection = Projection().init(projection_key, p.reshape(1, -1))  # type: ignore[union-attr]
     params = {"fen": fen["params"], "projection": projection["params"]}
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer(config).init(params))
 
@@ -85,7 +85,7 @@ def init_state(
 def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
     """Compute R = relu(f_theta(X)), float32 [N, D], of images [N, H, W, C] in [0, 1]."""
     p: Any = FEN(config.channels).apply({"params": params["fen"]}, images)
-    return nn.relu(p)
+    return nn.relu(p).reshape(len(images), -1)
 
 
 def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, Metrics]]:

@@ -54,7 +54,7 @@ def fit(
 
     def encode(params: Params, images: Array) -> Array:
         p: Any = fen.apply({"params": params}, to_float(images))
-        return nn.relu(p)
+        return nn.relu(p).reshape(len(images), -1)
 
     dim = jax.eval_shape(encode, params, images[:1]).shape[1]
     info: dict[str, Any] = {"dim": int(dim)}
