@@ -13,14 +13,16 @@ import tiny
 
 from meml_jax import checkpoints, clustering
 from meml_jax.config import EmbeddingConfig
+from meml_jax.data import augment
 from meml_jax.data import glyphs as glyphs_data
-from meml_jax.embeddings import EMBEDDINGS, fitting, self_labelling
+from meml_jax.embeddings import EMBEDDINGS, alexnet, fitting, self_labelling
 from meml_jax.embeddings.alexnet import AlexNet, max_pool, sobel
 from meml_jax.types import TaskTable, UserError
 
+FIVE_LAYERS = alexnet.LAYERS
 SMALL = {
     "channels": 4, "dim": 8, "num_pseudo_labels": 7, "round_steps": 20, "steps": 60,
-    "batch_size": 16, "learning_rate": 0.05,
+    "batch_size": 16, "learning_rate": 0.05, "views": "none",
 }  # fmt: skip
 
 
@@ -35,6 +37,21 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     yield
     jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def five_layers(monkeypatch):
+    """The network as it is."""
+    monkeypatch.setattr(alexnet, "LAYERS", FIVE_LAYERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_layers():
+    """Two convolutions and no views compile in a fifth of the time; nothing here knows of five."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alexnet, "LAYERS", FIVE_LAYERS[:2])
+        patch.setitem(augment.VIEWS, "none", lambda key, images: images)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +125,7 @@ def test_max_pool_of_even_and_odd_maps():
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (64, 64, 3), (84, 84, 3), (16, 16, 1)])
+@pytest.mark.usefixtures("five_layers")
 def test_network_fits_the_sizes_of_the_data_sets(shape):
     init = functools.partial(AlexNet(8).init_with_output, train=False)
     x = jax.ShapeDtypeStruct((2, *shape), jnp.float32)
@@ -214,9 +232,11 @@ def test_features_of_all_images_are_those_of_each(images, trained, monkeypatch, 
     params = saved(trained("deepcluster")[0], settings()).params
     monkeypatch.setattr(fitting, "CHUNK", 25)  # 60 are three chunks, the last one overlaps
     x = jnp.asarray(images[:count])
-    expected = self_labelling.features(params, x, settings())
-    all_of_them = jax.jit(lambda p, x: self_labelling.all_features(p, x, settings()))(params, x)
-    np.testing.assert_allclose(all_of_them, expected, atol=1e-4)
+    one_by_one, together = (
+        jax.jit(functools.partial(f, config=settings()))(params, x)
+        for f in (self_labelling.features, self_labelling.all_features)
+    )
+    np.testing.assert_allclose(together, one_by_one, atol=1e-4)
 
 
 @pytest.mark.parametrize(
