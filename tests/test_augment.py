@@ -8,21 +8,27 @@ import pytest
 from meml_jax.data.augment import (
     DrawingConfig,
     PhotoConfig,
+    RefillConfig,
     drawing_views,
     get_views,
     photo_views,
+    refill_views,
 )
 from meml_jax.types import UserError
 
 # Compiled whole: one by one, the many small operations take seconds to compile.
 drawings = jax.jit(drawing_views, static_argnums=2)
 photos = jax.jit(photo_views, static_argnums=2)
-COMPILED = {"drawing": drawings, "photo": photos}
+refills = jax.jit(refill_views, static_argnums=2)
+COMPILED = {"drawing": drawings, "photo": photos, "refill": refills}
 STILL = {
     "drawing": DrawingConfig(*[0.0] * 5, elastic_grid=4, gamma=0.0),
     "photo": PhotoConfig(1.0, 1.0, *[0.0] * 7),
+    "refill": RefillConfig(chance=0.0),
 }
-KINDS = [("drawing", 1), ("photo", 3), ("photo", 1), ("drawing", 3)]
+KINDS = [
+    ("drawing", 1), ("photo", 3), ("photo", 1), ("drawing", 3), ("refill", 1), ("refill", 3)
+]  # fmt: skip
 
 
 def images(channels, batch=6, height=28, width=28, seed=0):
@@ -128,3 +134,50 @@ def test_an_unknown_kind_of_image():
     assert get_views("photo") is photo_views
     with pytest.raises(UserError, match="embedding.views='pictures'.*drawing.*photo"):
         get_views("pictures")
+
+
+# All parts on, none of any strength but the flips.
+FLIPS = RefillConfig(1.0, 0.0, 0.0, 0.0, 0.0, (1.0,), 0.0, 0.0, 0.0, 0.0)
+SOME_FLIPS = dataclasses.replace(FLIPS, chance=0.5)
+
+
+def test_refilling_views_flip_both_ways():
+    x = images(3, height=30)
+    views = refills(jax.random.key(0), x, FLIPS)
+    np.testing.assert_allclose(views, x[:, ::-1, ::-1], atol=2e-6)
+    some = np.asarray(refills(jax.random.key(0), jnp.repeat(x[:1], 64, axis=0), SOME_FLIPS))
+    forms = [x[0], x[0, ::-1], x[0, :, ::-1], x[0, ::-1, ::-1]]
+    distance = np.stack([np.abs(some - np.asarray(form)).max(axis=(1, 2, 3)) for form in forms])
+    assert distance.min(axis=0).max() < 1e-5
+    assert set(distance.argmin(axis=0)) == {0, 1, 2, 3}
+
+
+def test_refilling_views_cut_out_the_shares_of_the_paper():
+    ramp = jnp.broadcast_to(jnp.linspace(0, 1, 28)[None, None, :, None], (64, 28, 28, 1))
+    config = dataclasses.replace(FLIPS, crops=RefillConfig().crops)
+    views = np.asarray(refills(jax.random.key(0), ramp, config))[:, 0, :, 0]
+    share = np.round(np.abs(views[:, -1] - views[:, 0]), 4)
+    assert set(share.tolist()) == {np.float32(s) for s in (0.75, 0.8, 0.85, 0.9)}
+    assert views.min() >= 0 and views.max() <= 1 and np.std(views.min(axis=1)) > 0.02
+
+
+def test_refilling_views_change_colours_within_the_ranges_of_the_paper():
+    settings = RefillConfig()
+    plain = jnp.full((200, 8, 8, 3), 0.5)
+    config = dataclasses.replace(FLIPS, brightness=settings.brightness)
+    factor = np.asarray(refills(jax.random.key(0), plain, config))[:, 0, 0, 0] / 0.5
+    assert 0.8 - 1e-5 <= factor.min() < 0.82 and 1.18 < factor.max() <= 1.2 + 1e-5
+    steps = jnp.where(jnp.arange(8) < 4, 0.4, 0.6)
+    steps = jnp.broadcast_to(steps[None, None, :, None], (200, 8, 8, 3))
+    config = dataclasses.replace(FLIPS, contrast=settings.contrast)
+    views = np.asarray(refills(jax.random.key(1), steps, config))[:, 0, :, 0]
+    factor = np.abs(views[:, 7] - views[:, 0]) / 0.2
+    assert 0.8 - 1e-5 <= factor.min() < 0.82 and 1.18 < factor.max() <= 1.2 + 1e-5
+
+
+def test_what_an_affine_map_brings_in_is_background():
+    x = jnp.full((32, 28, 28, 1), 0.25).at[:, 12:16, 10:13].set(1.0)
+    config = dataclasses.replace(FLIPS, rotation=15.0, shift=0.1, scale=0.1, shear=0.1)
+    views = np.asarray(refills(jax.random.key(0), x, config))
+    np.testing.assert_allclose(views.min(axis=(1, 2, 3)), 0.25, atol=1e-6)
+    assert np.std(views.sum(axis=(1, 2, 3))) > 0.1  # drawn larger and smaller

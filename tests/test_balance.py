@@ -1,0 +1,276 @@
+"""Balancing: what it makes equal, what it may not change, and where it does nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import runpy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import programs
+import pytest
+import scipy.stats
+from tiny import IMAGE, assert_close, assert_same, learner_of, network
+
+from meml_jax import balance, losses, meta_train, paper, tasks
+from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, from_dict
+from meml_jax.samplers import cluster_sampler
+from meml_jax.types import UserError
+
+SIZES = (2, 3, 8, 12, 30)
+
+
+def table_of(sizes, **settings):
+    """(config, clusters on the host, their labels) for images in mixed order."""
+    config = TasksConfig(**settings)
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return config, *tasks.table_from_labels(labels, min_size=config.min_size)
+
+
+def rows_of(table, c):
+    return table.index[table.start[c] : table.start[c] + table.size[c]].tolist()
+
+
+def test_truncated_clusters_have_n_of_their_own_images():
+    config, table, kept = table_of(SIZES, balance="truncate", balance_size=8)
+    equal, left = balance.balance_table(config, table, kept, seed=0)
+    np.testing.assert_array_equal(left, [2, 3, 4])
+    np.testing.assert_array_equal(equal.size, [8, 8, 8])
+    for c, label in enumerate(left):
+        chosen, whole = rows_of(equal, c), rows_of(table, label)
+        assert len(set(chosen)) == 8
+        assert [row for row in whole if row in set(chosen)] == chosen  # in the order they had
+    again, _ = balance.balance_table(config, table, kept, seed=0)
+    other, _ = balance.balance_table(config, table, kept, seed=1)
+    np.testing.assert_array_equal(again.index, equal.index)
+    assert not np.array_equal(other.index, equal.index)
+
+
+def test_truncation_keeps_every_image_equally_often():
+    config, table, kept = table_of((12, 4, 4), balance="truncate", balance_size=4)
+    found = np.zeros(20, int)
+    for seed in range(600):
+        equal, _ = balance.balance_table(config, table, kept, seed=seed)
+        found[equal.index] += 1
+    counts = found[rows_of(table, 0)]
+    assert counts.sum() == 600 * 4
+    # 4 of 12 without replacement vary less than a multinomial count.
+    statistic = np.sum((counts - 200) ** 2 / 200) / ((1 - 4 / 12) * 12 / 11)
+    assert scipy.stats.chi2.sf(statistic, 11) > 1e-3
+
+
+def test_truncation_to_the_size_that_all_have_changes_nothing():
+    config, table, kept = table_of((7, 7, 7), balance="truncate", balance_size=7)
+    assert_same(balance.balance_table(config, table, kept, seed=0), (table, kept))
+
+
+@pytest.mark.parametrize("name", ["none", "augment", "loss"])
+def test_other_ways_leave_the_clusters_alone(name):
+    config, table, kept = table_of(SIZES, balance=name, balance_size=8)
+    assert balance.balance_table(config, table, kept, seed=0) == (table, kept)
+
+
+def test_weights_are_gamma_where_asked_for():
+    size = jnp.asarray(SIZES)
+    for name in ("none", "truncate", "augment"):
+        weights = balance.task_weights(TasksConfig(balance=name), size)
+        np.testing.assert_array_equal(weights, np.ones(5, np.float32))
+    weights = balance.task_weights(TasksConfig(balance="loss"), size)
+    np.testing.assert_array_equal(weights, losses.gamma(size))
+
+
+def augmented(sizes, count=400, **settings):
+    """Tasks drawn from clusters that are refilled to 8: (table, drawn, cluster of each)."""
+    config, table, kept = table_of(
+        sizes, balance="augment", balance_size=8, num_random_query=3, **settings
+    )
+    spec = tasks.make_spec(config, table, kept)
+    bounds = tasks.bucket_bounds(table, spec, num_buckets=5)
+    np.testing.assert_array_equal(bounds, [8])
+    clusters = jnp.arange(count) % len(sizes)
+    sample = jax.vmap(
+        functools.partial(tasks.sample_task, spec=spec, bound=8), in_axes=(0, None, 0, 0)
+    )
+    keys = jax.random.split(jax.random.key(0), count)
+    drawn = jax.jit(sample)(keys, jax.tree.map(jnp.asarray, table), clusters, jnp.ones(count))
+    return table, jax.tree.map(np.asarray, drawn), np.asarray(clusters)
+
+
+def test_refilled_tasks_have_n_rows_from_their_own_half():
+    table, drawn, clusters = augmented(SIZES)
+    assert drawn.support.mask.shape == (400, 5) and drawn.query.mask.shape == (400, 3 + 3)
+    assert drawn.support.mask.all() and drawn.query.mask.all()
+    assert not drawn.query.altered[:, 3:].any()
+    again = set()
+    for i, cluster in enumerate(clusters):
+        own = rows_of(table, cluster)
+        support, query = drawn.support.inputs[i], drawn.query.inputs[i][:3]
+        altered = drawn.support.altered[i], drawn.query.altered[i][:3]
+        images = [*support[~altered[0]], *query[~altered[1]]]
+        assert len(set(images)) == len(images) == min(len(own), 8)  # each image once as it is
+        assert set(images) <= set(own) and not set(support) & set(query)
+        assert set(support[altered[0]]) <= set(support[~altered[0]])
+        assert set(query[altered[1]]) <= set(query[~altered[1]])
+        assert set(drawn.query.label[i][:3]) == {cluster} == set(drawn.support.label[i])
+        again |= {(cluster, row) for row in support[altered[0]]}
+    small = {(c, row) for c in (0, 1) for row in rows_of(table, c)}
+    assert again == small  # any image of a small cluster, none of a large one
+
+
+def test_large_clusters_give_the_tasks_of_n_images():
+    _, drawn, clusters = augmented((8, 20, 30))
+    config, table, kept = table_of((8, 20, 30), max_size=8, num_random_query=3)
+    spec = tasks.make_spec(config, table, kept)
+    sample = jax.vmap(
+        functools.partial(tasks.sample_task, spec=spec, bound=8), in_axes=(0, None, 0, 0)
+    )
+    keys = jax.random.split(jax.random.key(0), 400)
+    plain = jax.jit(sample)(
+        keys, jax.tree.map(jnp.asarray, table), jnp.asarray(clusters), jnp.ones(400)
+    )
+    assert not drawn.support.altered.any() and not drawn.query.altered.any()
+    for name in ("support", "query"):
+        ours = dataclasses.replace(getattr(drawn, name), altered=None)
+        assert_same(ours, getattr(plain, name))
+
+
+def test_views_follow_the_key_and_leave_images_alone():
+    _, drawn, _ = augmented(SIZES, count=5)
+    images = jnp.asarray(np.random.default_rng(1).integers(0, 256, (55, 8, 8, 1)), jnp.uint8)
+    batch = meta_train.gather_images(images, jax.tree.map(jnp.asarray, drawn))
+    refill = jax.jit(balance.refill)
+    one, again, other = (refill(jax.random.key(seed), batch) for seed in (0, 0, 1))
+    assert_same(one, again)
+    for name in ("support", "query"):
+        before, after, changed = (getattr(x, name) for x in (batch, one, other))
+        altered = np.asarray(before.altered)
+        assert altered.any() and not altered.all()
+        np.testing.assert_array_equal(after.inputs[~altered], before.inputs[~altered])
+        np.testing.assert_array_equal(after.mask, before.mask)
+        for x in (before, changed):
+            differ = np.abs(np.asarray(after.inputs - x.inputs))[altered].max(axis=(1, 2, 3))
+            assert np.mean(differ > 0.01) > 0.8  # a view may have no part at all
+        assert after.altered is None
+
+
+def train(sizes, steps=4, **settings):
+    """State after a few meta-steps on clusters of these sizes."""
+    config, table, kept = table_of(sizes, num_random_query=4, **settings)
+    table, kept = balance.balance_table(config, table, kept, seed=0)
+    spec = tasks.make_spec(config, table, kept)
+    bounds = tasks.bucket_bounds(table, spec, num_buckets=1)
+    net, outer = network("meml"), OuterConfig(lr=1e-2, meta_batch=2)
+    call = meta_train.make_train_call(
+        network=net, learner=learner_of("meml"), inner=InnerConfig(lr=0.1), outer=outer,
+        sampler=cluster_sampler(spec, bounds, meta_batch=2), steps_per_call=steps,
+    )  # fmt: skip
+    init = functools.partial(
+        meta_train.init_state, network=net, tx=meta_train.outer_optimizer(outer)
+    )
+    images = np.random.default_rng(0).integers(0, 256, (sum(sizes), *IMAGE), np.uint8)
+    weights = balance.task_weights(config, jnp.asarray(table.size))
+    data = (jnp.asarray(images), jax.tree.map(jnp.asarray, table), weights, jax.random.key(1))
+    return jax.jit(call)(jax.jit(init)(jax.random.key(0)), jnp.int32(steps), *data)
+
+
+def test_on_equal_clusters_every_balancing_is_the_unbalanced_training():
+    plain = train((6, 6, 6))
+    assert_same(train((6, 6, 6), balance="loss"), plain)
+    assert_same(train((6, 6, 6), balance="truncate", balance_size=6), plain)
+    assert_close(train((6, 6, 6), balance="augment", balance_size=6), plain)  # another program
+
+
+def test_on_unequal_clusters_every_balancing_changes_the_training():
+    sizes = (2, 6, 9)
+    params = {
+        name: np.asarray(train(sizes, balance=name, balance_size=6)[0].params["fen"]["kernel"])
+        for name in balance.BALANCES
+    }
+    for a in params:
+        for b in params:
+            assert np.all(np.isfinite(params[a]))
+            assert a == b or not np.allclose(params[a], params[b], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"balance": "maybe"}, "tasks.balance='maybe', expected one of"),
+        ({"balance": "truncate", "balance_size": 1}, "tasks.balance_size=1, expected at least 2"),
+        ({"balance": "augment", "balance_size": 1}, "tasks.balance_size=1, expected at least 2"),
+        ({"balance": "truncate", "balance_size": 13}, "1 clusters of at least tasks.balance_size"),
+        ({"balance": "augment", "max_size": 9}, "tasks.max_size=9, tasks.min_used=None, expected"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    config, table, kept = table_of(SIZES, num_random_query=1, **settings)
+    with pytest.raises(UserError, match=message):
+        balance.balance_table(config, table, kept, seed=0)
+
+
+@pytest.mark.parametrize(
+    "presets, rows",
+    [
+        ("oml,balanced500", {"OML balanced 500"}),
+        ("oml,balanced1100", set()),  # not in the paper's table
+        ("oml,balancing", {"OML balancing param"}),
+        ("oml,augmentation", {"OML augmentation"}),
+        ("oml,oracle", {"Oracle OML"}),
+        ("oracle", {"Oracle MEML"}),
+        ("oml,coreset500", {"OML RS both"}),
+        ("coreset500", {"MEML RS both"}),
+    ],
+)
+def test_a_row_of_the_paper_is_a_preset(presets, rows):
+    path = programs.ROOT / "configs" / "omniglot.py"
+    config = from_dict(runpy.run_path(str(path))["get_config"](presets).to_dict())
+    assert set(paper.rows_beside(config, "omniglot")) == rows
+
+
+# Each option once through the whole program, on generated characters.
+SMOKE = {"train__steps": 20, "test__heads": "('sgd',)"}
+
+
+def smoke(workdir, **fields):
+    code, out, err = programs.run_here(workdir, **SMOKE, **fields)
+    assert code == 0, out + err
+    return out, programs.results(workdir)
+
+
+@pytest.mark.slow
+def test_run_with_truncated_clusters(tmp_path):
+    fields = {"tasks__balance": "truncate", "tasks__balance_size": 30, "learner": "oml"}
+    out, results = smoke(tmp_path, **fields)
+    clusters = results["clustering"]
+    assert clusters["size_min"] == clusters["size_max"] == 30
+    assert clusters["kept"] + clusters["dropped"] == 12 and clusters["dropped"] > 0
+    assert clusters["images"] == 30 * clusters["kept"]
+    assert f"{clusters['dropped']} dropped (under 30 images)" in out
+    assert "tasks.balance`: truncate" in (tmp_path / "report.md").read_text()
+    code, out, _ = programs.run_here(tmp_path, **SMOKE, **fields)
+    assert code == 0 and "cluster: reuses" in out
+
+
+@pytest.mark.slow
+def test_run_with_refilled_clusters(tmp_path):
+    out, results = smoke(tmp_path, tasks__balance="augment", tasks__balance_size=40)
+    assert "padded sizes [40]" in out
+    assert results["clustering"]["size_min"] < 40
+
+
+@pytest.mark.slow
+def test_run_with_gamma(tmp_path):
+    out, results = smoke(tmp_path, tasks__balance="loss")
+    assert results["config"]["tasks"]["balance"] == "loss"
+
+
+@pytest.mark.slow
+def test_run_of_an_oracle_needs_no_embedding(tmp_path):
+    out, results = smoke(tmp_path, tasks__labels="true", learner="oml")
+    assert "embed: not needed" in out and not (tmp_path / "embeddings.npz").exists()
+    assert results["oracle"] is True and results["embedding"] is None
+    assert results["clustering"]["labels"] == "true" and results["clustering"]["purity"] == 1.0
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith("# oracle oml on glyphs") and "from: true labels (oracle)" in text
