@@ -286,9 +286,8 @@ def test_equal_scores_give_the_mean_of_the_sub_groups_means():
 
 REFINED = InnerConfig(lr=0.5, keep_nearest=0.7, max_distance=1.5, sub_group_size=2)
 METHODS = {
-    "nearest": InnerConfig(lr=0.5, keep_nearest=0.6),
-    "distance": InnerConfig(lr=0.5, max_distance=1.05),
-    "all": REFINED,
+    "outliers": InnerConfig(lr=0.5, keep_nearest=0.6, max_distance=1.05),
+    "sub_groups": InnerConfig(lr=0.5, sub_group_size=2),
 }
 
 
@@ -355,9 +354,8 @@ def test_meta_gradient_equals_central_differences(method, x64):
 @pytest.mark.parametrize(
     "options",
     [
-        {"keep_nearest": 0.99, "max_distance": 100.0},
         {"sub_group_size": 1},
-        {"sub_group_size": 7},
+        {"keep_nearest": 0.99, "max_distance": 100.0, "sub_group_size": 7},
     ],
     ids=str,
 )

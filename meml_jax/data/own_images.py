@@ -60,16 +60,14 @@ def _fit(image: Any, *, alone: bool, image_size: int, channels: int) -> np.ndarr
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{image}: cannot be read as an image ({reason})") from None
     x = np.asarray(image)
-    if x.ndim == 2 or x.ndim == 3 and x.shape[-1] in _CHANNELS:
-        x = x.reshape(1, *x.shape[:2], -1)
-    elif x.ndim == 3 and not alone:
-        x = x[..., None]
-    elif x.ndim != 4 or alone:
-        x = x.reshape(0)
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[-1] not in _CHANNELS or 0 in x.shape[1:]:
+    one = x.ndim == 2 or x.ndim == 3 and x.shape[-1] in _CHANNELS
+    rows = x[None] if one else x
+    rows = rows[..., None] if rows.ndim == 3 else rows
+    several = rows.ndim == 4 and rows.shape[-1] in _CHANNELS and 0 not in rows.shape[1:]
+    if rows.dtype != np.uint8 or not several or alone and not one:
         raise UserError(
-            f"got an image array {np.asarray(image).dtype} {list(np.shape(image))}, expected uint8 "
-            "values 0..255 in the shape [H, W], [H, W, 1, 3 or 4]"
+            f"got an image array {x.dtype} {list(x.shape)}, expected uint8 values 0..255 in the "
+            "shape [H, W], [H, W, 1, 3 or 4]"
             + (" for each image of a list" if alone else ", [N, H, W] or [N, H, W, 1, 3 or 4]")
         )
-    return arrays.fit_rows(x, image_size=image_size, channels=channels)
+    return arrays.fit_rows(rows, image_size=image_size, channels=channels)
