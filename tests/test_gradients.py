@@ -169,7 +169,6 @@ def test_first_order_is_the_gradient_at_the_adapted_parameters(name, first_order
     net, params, tasks = make(name, PAPER, True)
     learner = LEARNERS[name]
     first = grad_with(name, net, params, tasks, **first_order)
-    second = grad_with({"fomaml": "maml"}.get(name, name), net, params, tasks)
 
     @jax.jit
     def by_hand(params, tasks):
@@ -189,16 +188,13 @@ def test_first_order_is_the_gradient_at_the_adapted_parameters(name, first_order
 
     for role, expected in by_hand(params, tasks).items():
         tiny.assert_close(first[role], expected, 1e-9)
-    for role in params:
-        difference = optax.tree.norm(jax.tree.map(jnp.subtract, first[role], second[role]))
-        assert difference > 1e-3 * optax.tree.norm(second[role])
     if learner.uses_attention:  # rho acts on the query loss through the inner gradient only
         assert optax.tree.norm(first["attention"]) == 0
 
 
 def test_rematerialised_steps_give_the_same_gradient(x64):
-    net, params, tasks = make("oml_film", PAPER, True)
-    plain, remat = (grad_with("oml_film", net, params, tasks, remat=x) for x in (False, True))
+    net, params, tasks = make("oml", PAPER, True)
+    plain, remat = (grad_with("oml", net, params, tasks, remat=x) for x in (False, True))
     tiny.assert_close(remat, plain, 1e-12)
 
 
