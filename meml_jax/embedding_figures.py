@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.offsetbox import AnnotationBbox, OffsetImage
 from matplotlib.patches import Rectangle
 
 from meml_jax.figures import COLORS, MARKERS, STYLE, save
@@ -121,7 +118,7 @@ def embedding_map(
     *,
     title: str,
 ) -> None:
-    """Draw a 2-d map of embeddings; colour and marker are a group, of which one image is shown.
+    """Draw a 2-d map of embeddings; colour and marker say which group, the key shows one image.
 
     Args:
       points: float [N, 2].
@@ -132,27 +129,22 @@ def embedding_map(
     """
     with matplotlib.rc_context(_PAGE):
         figure = Figure(figsize=(8.2, 6.6), layout="constrained")
-        ax = figure.subplots()
-        handles = []
-        for g in range(int(group.max()) + 1):
+        ax, key = figure.subplots(1, 2, width_ratios=(6, 1))
+        count = int(group.max()) + 1
+        rows = -(-count // 2)
+        for g in range(count):
             own = np.flatnonzero(group == g)
-            look: Any = {
-                "color": COLORS[g % len(COLORS)],
-                "marker": MARKERS[g // len(COLORS) % len(MARKERS)],
-            }
-            ax.scatter(points[own, 0], points[own, 1], s=26, alpha=0.75, linewidths=0, **look)
-            center = np.median(points[own], axis=0)
-            chosen = own[np.argmin(np.sum((points[own] - center) ** 2, axis=1))]
-            picture = OffsetImage(_gray(images[chosen]), zoom=24 / images.shape[1], cmap="gray_r")
-            frame = {"edgecolor": look["color"], "linewidth": 1.5}
-            ax.add_artist(
-                AnnotationBbox(picture, points[chosen], pad=0.1, bboxprops=frame, zorder=4)
+            color, marker = COLORS[g % len(COLORS)], MARKERS[g // len(COLORS) % len(MARKERS)]
+            ax.scatter(
+                points[own, 0], points[own, 1], s=30, alpha=0.75, lw=0, c=color, marker=marker
             )
-            handles.append(Line2D([], [], ls="", label=f"{np.sum(group == g)} images", **look))
-        ax.set(xticks=[], yticks=[], aspect="equal")
-        ax.margins(0.06)
+            left, top = 2.2 * (g // rows), -float(g % rows)
+            key.scatter([left], [top], s=40, lw=0, c=color, marker=marker)
+            _draw(key, images[own[0]], left + 0.3, g % rows - 0.48, color)
+        key.set(xlim=(-0.3, 3.6), ylim=(-max(rows, 10) + 0.4, 0.6), aspect="equal", anchor="NW")
+        key.axis("off")
+        ax.set(xticks=[], yticks=[], aspect="equal", anchor="NW")
         ax.set_title(title, loc="left")
-        figure.legend(handles=handles, loc="outside right center", fontsize=8)
         save(figure, path)
 
 
@@ -170,7 +162,7 @@ def _page(
     return figure, ax
 
 
-def _draw(ax: Axes, image: np.ndarray, left: float, row: int, color: str) -> None:
+def _draw(ax: Axes, image: np.ndarray, left: float, row: float, color: str) -> None:
     """Put an image with a frame at a place of the page."""
     extent = (left + 0.04, left + 0.92, -row - 0.92, -row - 0.04)
     ax.imshow(_gray(image), cmap="gray", vmin=0, vmax=255, extent=extent)
