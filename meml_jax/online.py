@@ -32,12 +32,12 @@ class Classes(NamedTuple):
     """What is known of each class: the mean of its features, and how far they are from it.
 
     Attributes:
-      count: int32 [capacity], n_c images learned; 0 for a class to come.
+      seen: int32 [capacity], n_c images learned; 0 for a class to come.
       mean: float32 [capacity, D], m_c.
       scatter: float32 [capacity], sum of |R - m_c|^2 over the images of c.
     """
 
-    count: Array
+    seen: Array
     mean: Array
     scatter: Array
 
@@ -162,11 +162,11 @@ def learn(
 
 def _add(classes: Classes, feature: Array, label: Array | int) -> Classes:
     """Take one more feature [D] into mean and scatter of its class (Welford's update)."""
-    count = classes.count[label] + 1
+    count = classes.seen[label] + 1
     before = feature - classes.mean[label]
     mean = classes.mean[label] + before / count
     return Classes(
-        classes.count.at[label].set(count),
+        classes.seen.at[label].set(count),
         classes.mean.at[label].set(mean),
         classes.scatter.at[label].add(jnp.dot(before, feature - mean)),
     )
@@ -225,7 +225,7 @@ def probabilities(
     sgd: the softmax of the CLN over the known classes. prototype: p_c ~ exp(-SHARPNESS |R - m_c|^2
     / mean over known j of |R - m_j|^2), which is free of the features' scale.
     """
-    known = jnp.broadcast_to(classes.count > 0, (len(features), len(classes.count)))
+    known = jnp.broadcast_to(classes.seen > 0, (len(features), len(classes.seen)))
     if stream is not None:
         logits = network.classify(stream.fast, features)
     else:
@@ -238,4 +238,4 @@ def probabilities(
 @jax.jit
 def novelty(classes: Classes, features: Array) -> Array:
     """Score features [N, D] by `pooling.novelty`: float32 [N]."""
-    return pooling.novelty(features, classes.mean, classes.count, classes.scatter)
+    return pooling.novelty(features, classes.mean, classes.seen, classes.scatter)

@@ -13,9 +13,8 @@ from meml_jax.config import InnerConfig
 from meml_jax.learners import Learner
 from meml_jax.types import Array, UserError
 
-_TIE = (
-    1e-4  # distances that differ by rounding only, as those of two images, are kept or not as one
-)
+# Distances that differ by rounding only, as those of two images, are kept or not as one.
+_TIE = 1e-4
 
 
 def pool(
@@ -233,7 +232,12 @@ def novelty(features: Array, mean: Array, count: Array, scatter: Array) -> Array
 
 
 def square_distances(x: Array, y: Array) -> Array:
-    """Squared Euclidean distances [N, M] of the rows of x [N, D] and y [M, D], 0 or above."""
+    """Squared Euclidean distances [N, M] of the rows of x [N, D] and y [M, D], 0 or above.
+
+    From the mean of y, so that float32 does not lose small differences of large features.
+    """
+    center = jnp.mean(y, axis=0, keepdims=True)
+    x, y = x - center, y - center
     cross = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1)[None] - 2 * x @ y.T
     return jnp.maximum(cross, 0)  # rounding can leave less than 0 of what cancels
 
