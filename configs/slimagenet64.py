@@ -28,7 +28,6 @@ VALUES = {
     "embedding.num_pseudo_labels": 1600,
     "embedding.steps": 56_000,
     "embedding.round_steps": 560,
-    "embedding.learning_rate": 0.05,
     "embedding.checkpoint_every": 1_000,
     "clustering.num_clusters": 1600,
     "train.steps": 200_000,

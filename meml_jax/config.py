@@ -65,7 +65,7 @@ class EmbeddingConfig:
     sharpness: float = 25.0  # sela: lambda, of scores against entropy in the assignment
     steps: int = 2_000  # of a trained embedding
     batch_size: int = 256  # images a step (contrastive: pairs of views)
-    learning_rate: float = 1e-3  # Adam, cosine decay to 0 (deepcluster, sela: SGD)
+    learning_rate: float = 1e-3  # Adam, cosine decay to 0
     checkpoint_every: int = 100  # steps
 
 

@@ -22,7 +22,7 @@ from meml_jax.types import TaskTable, UserError
 FIVE_LAYERS = alexnet.LAYERS
 SMALL = {
     "channels": 4, "dim": 8, "num_pseudo_labels": 7, "round_steps": 20, "steps": 60,
-    "batch_size": 16, "learning_rate": 0.05, "views": "none",
+    "batch_size": 16, "learning_rate": 0.003, "views": "none",
 }  # fmt: skip
 
 
@@ -33,10 +33,13 @@ def settings(name="deepcluster", **changes):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
     """Most of the time here goes into compiling the same training again and again."""
-    before = jax.config.jax_compilation_cache_dir
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_disable_most_optimizations
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    # Compiled without optimisations, this training (and no other) gives NaN from its second step.
+    jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_compilation_cache_dir", before[0])
+    jax.config.update("jax_disable_most_optimizations", before[1])
 
 
 @pytest.fixture
@@ -158,12 +161,12 @@ def test_pseudo_labels_are_drawn_uniformly_whatever_their_sizes():
         assert ((each - expected) ** 2 / expected).sum() < size + 5 * np.sqrt(2 * size)
 
 
-def test_training_teaches_the_pseudo_labels(trained):
-    for name in self_labelling.RULES:
-        folder, (_, info) = trained(name)
-        first = records(folder)[0]
-        assert info["loss"] < first["train/loss"] or info["accuracy"] > first["train/accuracy"]
-        assert info["loss"] > 0 and info["seconds"] > 0 and 1 < info["clusters"] <= 7
+@pytest.mark.parametrize("name", self_labelling.RULES)
+def test_training_teaches_the_pseudo_labels(trained, name):
+    folder, (_, info) = trained(name)
+    rounds = [r["train/loss"] for r in records(folder)]
+    assert 0 < info["loss"] == rounds[-1] < rounds[0]
+    assert info["seconds"] > 0 and 1 < info["clusters"] <= 7
 
 
 def test_each_rule_labels_by_its_own_law(trained):
@@ -336,7 +339,6 @@ def test_a_run_beats_chance(tmp_path, name):
         embedding__round_steps=20,
         embedding__steps=100,
         embedding__batch_size=64,
-        embedding__learning_rate=0.05,
         clustering__num_clusters=20,
     )
     with np.load(tmp_path / "run" / "tasks.npz") as stored:

@@ -59,10 +59,12 @@ def head(config: EmbeddingConfig) -> nn.Dense:
 
 
 def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
-    """Stochastic gradient descent with momentum 0.9 and weight decay 1e-5 (Caron et al. 2018)."""
-    return optax.chain(
-        optax.add_decayed_weights(1e-5), optax.sgd(config.learning_rate, momentum=0.9)
-    )
+    """Adam whose learning rate falls to 0 along a half cosine; network and head have one each.
+
+    A head that is drawn anew starts its own anew, at the full learning rate, or it would learn less
+    and less of each round's labels.
+    """
+    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
 
 
 def init_state(
@@ -283,7 +285,9 @@ def fit(
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from Caron et al. and Asano et al.: the network is sized for small images (`alexnet`),
-    both methods see a Sobel filter, and SeLa has one head and whole balanced labels.
+    both methods see a Sobel filter, and SeLa has one head and whole balanced labels. Adam in place
+    of SGD: a round has hundreds of steps here and thousands there, and at SGD's 0.05 the loss on
+    256 labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
     """
     check(config, images)
     init_key, train_key = jax.random.split(key)
