@@ -33,13 +33,15 @@ def settings(name="deepcluster", **changes):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_once(tmp_path_factory):
     """Most of the time here goes into compiling the same training again and again."""
-    names = ("jax_compilation_cache_dir", "jax_disable_most_optimizations")
-    before = [jax.config.read(name) for name in names]
+    before = {
+        "jax_compilation_cache_dir": jax.config.jax_compilation_cache_dir,
+        "jax_disable_most_optimizations": jax.config.read("jax_disable_most_optimizations"),
+    }
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     # Compiled without optimisations, this training (and no other) gives NaN from its second step.
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    for name, value in zip(names, before, strict=True):
+    for name, value in before.items():
         jax.config.update(name, value)
 
 
