@@ -15,6 +15,8 @@ The paper states neither network nor rates nor the number of steps of these expe
 64 channels, MAML's published inner rate for 20 ways.
 """
 
+from typing import Any
+
 from meml_jax.config import preset_config
 
 VALUES = {
@@ -36,7 +38,7 @@ VALUES = {
     "test.shots": 5,
 }
 
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "maml": {"learner": "maml"},
     "fomaml": {"learner": "fomaml"},
     "anil": {"learner": "anil"},
@@ -51,7 +53,7 @@ CLUSTERS = {
     "clustering.num_clusters": 1100,
 }
 
-PRESETS = METHODS | {
+PRESETS: dict[str, dict[str, Any]] = METHODS | {
     "shots5": {"episodes.shots": 5},
     "shots15": {"episodes.shots": 15},
     # 15 + 5 images of each cluster: those of a class in a supervised task.

@@ -14,6 +14,8 @@ network). The paper's rows are presets too: `oml`,
 (rehearsal at meta-train). Time and expected accuracy: docs/results.md.
 """
 
+from typing import Any
+
 from meml_jax.config import preset_config
 
 VALUES = {
@@ -41,7 +43,7 @@ ACAI = {
     "embedding.steps": 20_000,
 }
 
-ROWS = {
+ROWS: dict[str, dict[str, Any]] = {
     "oml": {"learner": "oml"},
     "oml_single": {"learner": "oml_single"},
     "meml_mean": {"learner": "meml_mean"},

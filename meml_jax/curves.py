@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meml_jax import meta_test, meta_train
+from meml_jax import heads, meta_test, meta_train, trajectories
 from meml_jax.config import Config
 from meml_jax.files import write_json
 from meml_jax.keys import key_for
@@ -54,7 +54,7 @@ def evaluators(
     settings = config.test
     key = key_for("test", config.seed)
     parts = {"test": dataset.test, "validation": dataset.validation}
-    tables = {part: meta_test.class_table(split) for part, split in parts.items()}
+    tables = {part: trajectories.class_table(split) for part, split in parts.items()}
     every_class = settings.protocol == "released"
     outputs = settings.num_outputs or (
         dataset.test.num_classes if every_class else max(settings.num_classes)
@@ -75,16 +75,16 @@ def evaluators(
     stream, head = ("stem", after_stem(head)) if learner.uses_film else ("trained", head)
 
     @functools.cache
-    def pool(part: str, source: str) -> meta_test.Pool:
+    def pool(part: str, source: str) -> trajectories.Pool:
         images = parts[part].images
         if source == "pixels":
             features = meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
         elif source == "stem":
-            features = meta_test.encode(params, images, network=head)
+            features = heads.encode(params, images, network=head)
         else:
             weights = params if source == "trained" else initial_params
-            features = meta_test.encode(weights, images, network=network)
-        return meta_test.Pool(features, tables[part])
+            features = heads.encode(weights, images, network=network)
+        return trajectories.Pool(features, tables[part])
 
     def prototype(num_classes: int, *, source: str) -> dict[str, Any]:
         point_key = jax.random.fold_in(key, num_classes)
@@ -170,12 +170,12 @@ def validation(
     and the test classes play no role.
     """
     split = dataset.validation
-    table, key = meta_test.class_table(split), key_for("validate", config.seed)
+    table, key = trajectories.class_table(split), key_for("validate", config.seed)
     settings = dataclasses.replace(config.test, runs=1, protocol="clean")
 
     def validate(state: TrainState) -> float:
-        features = meta_test.encode(state.params, split.images, network=network)
-        pool = meta_test.Pool(features, table)
+        features = heads.encode(state.params, split.images, network=network)
+        pool = trajectories.Pool(features, table)
         point = meta_test.prototype_point(key, pool, settings, num_classes=split.num_classes)
         return point["accuracy"]
 

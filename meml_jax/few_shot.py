@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meml_jax import meta_test, meta_train
+from meml_jax import heads, meta_test, meta_train, trajectories
 from meml_jax.config import Config, InnerConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.keys import key_for
 from meml_jax.learners import Learner, get_learner
 from meml_jax.networks import Network, after_stem, make_network, reset_class_rows
-from meml_jax.pooling import pool
+from meml_jax.pooling import pool, square_distances
 from meml_jax.samplers import Drawn, Sampler, as_they_are
 from meml_jax.types import Array, Batch, Dataset, Params, Split, Task, TaskTable, UserError
 
@@ -256,9 +256,8 @@ def prototype_accuracies(
         support, query = features[task.support.inputs], features[task.query.inputs]
         equal = jnp.zeros_like(support[:, 0])
         means, _ = pool(equal, support, task.support.label, task.support.mask, spec.ways)
-        # |x - m|^2 up to the term |x|^2, which is the same for all classes.
-        distance = jnp.sum(means**2, axis=1)[None] - 2 * query @ means.T
-        return jnp.mean(jnp.argmin(distance, axis=1) == task.query.label)
+        nearest = jnp.argmin(square_distances(query, means), axis=1)
+        return jnp.mean(nearest == task.query.label)
 
     return lax.map(accuracy, keys)
 
@@ -273,7 +272,7 @@ def evaluators(
     """
     settings, learner = config.test, get_learner(config.learner)
     options = dataclasses.replace(config.inner, steps=settings.inner_steps or config.inner.steps)
-    table, images = meta_test.class_table(dataset.test), dataset.test.images
+    table, images = trajectories.class_table(dataset.test), dataset.test.images
     size = np.asarray(table.size)
 
     @functools.cache
@@ -281,9 +280,9 @@ def evaluators(
         if source == "pixels":
             return meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
         if source == "stem":
-            return meta_test.encode(params, images, network=after_stem(network))
+            return heads.encode(params, images, network=after_stem(network))
         weights = params if source == "trained" else initial_params
-        return meta_test.encode(weights, images, network=network)
+        return heads.encode(weights, images, network=network)
 
     def episodes(ways: int, shots: int) -> tuple[EpisodeSpec, Array]:
         key = jax.random.fold_in(jax.random.fold_in(key_for("test", config.seed), ways), shots)

@@ -258,8 +258,8 @@ def _split(channels: int, learner: Learner):
 
     def tail(params: Params, x: Array) -> Array:
         film = FiLM(channels)
-        scale, shift = film.apply({"params": params["film"]}, params["context"]["z"])
-        scale, shift = scale[:, None, None, None], shift[:, None, None, None]
+        generated = film.apply({"params": params["film"]}, params["context"]["z"])
+        scale, shift = jnp.expand_dims(jnp.asarray(generated), (2, 3, 4))  # of [N, H, W, C]
         x = run(params, scale[0] * x + shift[0], last, last + 1)
         return flatten(scale[1] * x + shift[1])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meml_jax import clustering, embeddings, meta_test, stages
+from meml_jax import clustering, embeddings, heads, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
@@ -93,7 +93,7 @@ def _embed_again(
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
-    z = np.asarray(meta_test.encode(params, split.images, network=model.network))
+    z = np.asarray(heads.encode(params, split.images, network=model.network))
     clustering.check_embeddings(z, ids=split.ids)
     z = embeddings.rescale(z, settings)
     write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)

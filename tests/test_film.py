@@ -14,7 +14,7 @@ import pytest
 import tiny
 from jax import lax
 
-from meml_jax import film, losses, meta_test, meta_train
+from meml_jax import film, heads, losses, meta_train
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt
 from meml_jax.learners import LEARNERS
@@ -154,7 +154,7 @@ def test_the_stream_of_the_meta_test_by_hand(label):
     stems = jax.jit(net.stem)(params, tiny.first(tiny.tasks(support=5)).support.inputs)
     expected = learned_by_hand(net, params, stems, label, 0.05)
     none = jnp.zeros((5, 0), jnp.int32), jnp.zeros((5, 0), bool)
-    learn = functools.partial(meta_test.learn_stream, network=after_stem(net), learning_rate=0.05)
+    learn = functools.partial(heads.learn_stream, network=after_stem(net), learning_rate=0.05)
     found = jax.jit(learn)(params, stems, jnp.array(label), none)
     tiny.assert_close(found, expected, 1e-4)
     tiny.assert_same(found["fen"], params["fen"])

@@ -11,7 +11,7 @@ import scipy.stats
 from sklearn.neighbors import NearestCentroid
 
 from meml_jax import config as configs
-from meml_jax import meta_test, rehearsal
+from meml_jax import heads, meta_test, rehearsal, trajectories
 from meml_jax.config import NetworkConfig
 from meml_jax.learners import get_learner
 from meml_jax.networks import make_network
@@ -38,7 +38,7 @@ def make_pool(num_classes=7, per_class=12, seed=0, noise=0.3):
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(num_classes, WIDTH)) * 2
     features = means[split.labels] + noise * rng.normal(size=(len(split.labels), WIDTH))
-    return meta_test.Pool(jnp.asarray(features, jnp.float32), meta_test.class_table(split))
+    return trajectories.Pool(jnp.asarray(features, jnp.float32), trajectories.class_table(split))
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +65,17 @@ def settings(**fields):
 @functools.partial(jax.jit, static_argnames="largest")
 def draw(keys, table, *, largest):
     numbers = {"num_classes": WAYS, "shots": SHOTS, "queries": QUERIES, "largest": largest}
-    return jax.vmap(lambda key: meta_test.draw_trajectory(key, table, **numbers))(keys)
+    return jax.vmap(lambda key: trajectories.draw_trajectory(key, table, **numbers))(keys)
 
 
-def trajectories(table, runs=3, seed=0):
+def drawn_from(table, runs=3, seed=0):
     keys = jax.random.split(jax.random.key(seed), runs)
     return draw(keys, table, largest=int(table.size.max()))
 
 
 @functools.partial(jax.jit, static_argnames="network")
 def learn(params, features, label, replay, rate, *, network):
-    return meta_test.learn_stream(
-        params, features, label, replay, network=network, learning_rate=rate
-    )
+    return heads.learn_stream(params, features, label, replay, network=network, learning_rate=rate)
 
 
 # Streams.
@@ -87,13 +85,13 @@ def learn(params, features, label, replay, rate, *, network):
 def many():
     """500 trajectories from classes of different sizes, the smallest of which is just enough."""
     split = make_split([9, 9, 14, 11, 30, 9])
-    return split, trajectories(meta_test.class_table(split), 500)
+    return split, drawn_from(trajectories.class_table(split), 500)
 
 
 def test_class_table_lists_each_class():
     split = make_split([3, 5, 4])
     split.labels[split.labels == 1] = np.where(np.arange(5) < 2, -1, 1)  # two are unlabelled
-    table = jax.tree.map(np.asarray, meta_test.class_table(split))
+    table = jax.tree.map(np.asarray, trajectories.class_table(split))
     np.testing.assert_array_equal(table.size, [3, 3, 4])
     for c in range(3):
         rows = table.index[table.start[c] : table.start[c] + table.size[c]]
@@ -123,7 +121,7 @@ def test_stream_and_test_images_are_disjoint_and_all_images_take_part(many):
 
 def test_trajectories_follow_from_the_key():
     table = make_pool().table
-    one, two, other = (trajectories(table, seed=seed) for seed in (1, 1, 2))
+    one, two, other = (drawn_from(table, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.stream, two.stream)
     assert np.any(one.stream != other.stream)
 
@@ -133,20 +131,20 @@ def test_trajectories_follow_from_the_key():
 
 def test_features_do_not_depend_on_other_images_or_on_the_chunk(network, params):
     images = make_split([5, 5]).images
-    features = meta_test.encode(params, images, network=network, chunk=4)
+    features = heads.encode(params, images, network=network, chunk=4)
     assert features.shape == (10, WIDTH) and features.dtype == jnp.float32
     poisoned = np.where(np.arange(10)[:, None, None, None] == 3, images, 255 - images)
-    others = meta_test.encode(params, poisoned, network=network, chunk=4)
+    others = heads.encode(params, poisoned, network=network, chunk=4)
     np.testing.assert_array_equal(others[3], features[3])
     order = np.random.default_rng(0).permutation(10)
     for x, chunk in ((images[order], 4), (images[order], 1), (images[order], 100)):
-        found = meta_test.encode(params, x, network=network, chunk=chunk)
+        found = heads.encode(params, x, network=network, chunk=chunk)
         np.testing.assert_allclose(found, features[order], rtol=1e-5, atol=1e-6)
 
 
 def test_only_the_cln_learns(network, params):
     pool = make_pool()
-    drawn = trajectories(pool.table)
+    drawn = drawn_from(pool.table)
     none = jnp.zeros((24, 0), jnp.int32), jnp.zeros((24, 0), bool)
     features, label = pool.features[drawn.stream[0]], drawn.stream_label[0]
     learned = learn(params, features, label, none, 0.01, network=network)
@@ -216,9 +214,9 @@ def test_learning_a_stream_is_adam(replayed, x64):
 
 def outcomes(params, pool, network, *, rate=0.02, shuffled=False, reservoir=None, **fields):
     drawn = fields.pop("drawn", None)
-    drawn = trajectories(pool.table) if drawn is None else drawn
+    drawn = drawn_from(pool.table) if drawn is None else drawn
     runs = len(drawn.stream)
-    return meta_test.sgd_outcomes(
+    return heads.sgd_outcomes(
         params,
         pool.features,
         drawn,
@@ -260,7 +258,7 @@ def test_a_reservoir_that_holds_the_stream_replays_all_of_it(params, network):
     for t in range(length):
         np.testing.assert_array_equal(np.sort(items[t][mask[t]]), np.arange(t))
     pool = make_pool()
-    drawn = trajectories(pool.table)
+    drawn = drawn_from(pool.table)
     features, label = pool.features[drawn.stream[0]], drawn.stream_label[0]
     everything = np.tile(np.arange(length, dtype=np.int32), (length, 1))
     before = everything < np.arange(length)[:, None]
@@ -273,13 +271,13 @@ def test_a_reservoir_that_holds_the_stream_replays_all_of_it(params, network):
 
 def test_runs_side_by_side_are_runs_one_by_one(params, network):
     pool = make_pool()
-    drawn = trajectories(pool.table, 3)
+    drawn = drawn_from(pool.table, 3)
     one, two = (outcomes(params, pool, network, drawn=drawn, runs_at_once=n) for n in (1, 2))
     # Sums in another order may flip a tie, not more.
     assert np.mean(np.asarray(one.test) != np.asarray(two.test)) < 0.03
     assert np.mean(np.asarray(one.stream) != np.asarray(two.stream)) < 0.03
     protos = [
-        meta_test.prototype_outcomes(pool.features, drawn, num_classes=WAYS, runs_at_once=n)
+        heads.prototype_outcomes(pool.features, drawn, num_classes=WAYS, runs_at_once=n)
         for n in (1, 3)
     ]
     np.testing.assert_array_equal(protos[0].test, protos[1].test)
@@ -291,8 +289,8 @@ def test_runs_side_by_side_are_runs_one_by_one(params, network):
 @pytest.mark.parametrize("noise", [0.3, 3.0])
 def test_prototypes_are_nearest_centroids(noise):
     pool = make_pool(noise=noise)
-    drawn = trajectories(pool.table)
-    found = meta_test.prototype_outcomes(pool.features, drawn, num_classes=WAYS, runs_at_once=2)
+    drawn = drawn_from(pool.table)
+    found = heads.prototype_outcomes(pool.features, drawn, num_classes=WAYS, runs_at_once=2)
     features = np.asarray(pool.features, np.float64)
     for run in range(3):
         stream, label, test, test_label = (np.asarray(x[run]) for x in drawn)

@@ -19,7 +19,7 @@ import optax
 import pytest
 from make_reference import condense, initial_parameters, shapes
 
-from meml_jax import losses, meta_test, meta_train
+from meml_jax import heads, losses, meta_test, meta_train
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.learners import LEARNERS
@@ -323,7 +323,7 @@ def test_meta_test_stream(trace):
     stream, test = features(trace.images("x_train")), features(trace.images("x_test"))
     start = params | {"attention": {"kernel": jnp.ones((3,))}}
 
-    learn = jax.jit(functools.partial(meta_test.learn_stream, network=network))
+    learn = jax.jit(functools.partial(heads.learn_stream, network=network))
 
     def after(steps):
         nothing = jnp.zeros((steps, 0), jnp.int32), jnp.zeros((steps, 0), bool)

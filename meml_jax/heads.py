@@ -1,0 +1,218 @@
+"""Heads that learn a whole stream on frozen features: the CLN by Adam, the nearest class mean."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from meml_jax import film, losses, pooling, rehearsal
+from meml_jax.inner import inner_loop
+from meml_jax.meta_train import to_float
+from meml_jax.networks import Network, reset_class_rows
+from meml_jax.trajectories import Trajectory
+from meml_jax.types import Array, Batch, Params
+
+CACHE_BYTES = 8 * 2**20  # of a CPU, what runs that are vectorised may fill
+HEADS = ("sgd", "sgd_reservoir", "prototype")
+
+
+class Outcome(NamedTuple):
+    """Which images were classified correctly.
+
+    Attributes:
+      test: bool [n * queries] (generalisation).
+      stream: bool [n * shots], after the whole stream (forgetting).
+    """
+
+    test: Array
+    stream: Array
+
+
+def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
+    """Compute the frozen features R of uint8 images [N, H, W, C], float32 [N, D], once.
+
+    `chunk` images at a time, the last ones padded, so that any N runs the same program. Images pass
+    through side by side: there is no batch norm, and none sees another.
+    """
+    features = []
+    for start in range(0, len(images), chunk):
+        part = np.asarray(images[start : start + chunk])
+        padded = np.concatenate([part, np.zeros((chunk - len(part), *part.shape[1:]), part.dtype)])
+        features.append(_encode_chunk(params, padded, network=network)[: len(part)])
+    return jnp.concatenate(features)
+
+
+@functools.partial(jax.jit, static_argnames="network")
+def _encode_chunk(params: Params, images: Array, *, network: Network) -> Array:
+    return network.activate(network.encode(params, to_float(images)))
+
+
+def learn_stream(
+    params: Params,
+    features: Array,
+    label: Array,
+    replay: tuple[Array, Array],
+    *,
+    network: Network,
+    learning_rate: Array | float,
+) -> Params:
+    """Learn a stream of single images with Adam on the CLN, the representation frozen.
+
+    A stream step is an inner step of the one mechanism (`inner_loop`) with Adam in place of SGD.
+    Its loss is the mean cross-entropy of the new image and of the images replayed with it.
+
+    Args:
+      params: parameters whose output layer has been reset.
+      features: float32 [T, D] in order of arrival; with FiLM layers, what lies before them.
+      label: int32 [T].
+      replay: (positions in the stream int32 [T, M], mask bool [T, M]), M = 0 without rehearsal.
+      network: pure functions.
+      learning_rate: Adam's.
+
+    Returns:
+      Parameters after the stream; only the role `cln`, and with FiLM layers `film`, has changed.
+    """
+    rows = jnp.concatenate([jnp.arange(len(label))[:, None], replay[0]], axis=1)
+    mask = jnp.concatenate([jnp.ones((len(label), 1), bool), replay[1]], axis=1)
+
+    def loss_fn(fast: Params, batch: Batch) -> tuple[Array, Array]:
+        logits = network.classify(fast, features[batch.inputs])
+        loss = losses.cross_entropy(logits, batch.label, batch.mask)
+        return loss, loss
+
+    batches = Batch(rows, label[rows], mask)
+    if "context" in params:
+        return film.learn_stream(
+            params, features, batches, network=network, learning_rate=learning_rate
+        )
+    (fast, _), _ = inner_loop(loss_fn, {"cln": params["cln"]}, batches, optax.adam(learning_rate))
+    return params | fast
+
+
+def sgd_outcomes(
+    params: Params,
+    features: Array,
+    trajectories: Trajectory,
+    keys: Array,
+    learning_rates: Array,
+    *,
+    network: Network,
+    shuffled: bool,
+    reservoir: tuple[int, int] | None,
+    runs_at_once: int,
+) -> Outcome:
+    """Run the sgd head on R trajectories, each with its own learning rate and initial output layer.
+
+    Args:
+      params: meta-trained parameters with an output layer of the width wanted.
+      features: float32 [N, D] of a pool.
+      trajectories: leaves with leading [R].
+      keys: [R] random keys: initial rows, order where shuffled, reservoir.
+      learning_rates: float32 [R].
+      network: pure functions for that output layer.
+      shuffled: present the stream in random order instead of class order (an oracle).
+      reservoir: (capacity, images replayed a step), None without rehearsal.
+      runs_at_once: runs that are vectorised; bounds memory.
+
+    Returns:
+      Outcome with leading [R].
+    """
+    xs = (trajectories, keys, learning_rates)
+    count = len(keys)
+    outcomes = []
+    for start in range(0, count, runs_at_once):
+        # The last runs are repeated to fill the chunk, so that any R runs the same program.
+        rows = np.minimum(np.arange(start, start + runs_at_once), count - 1)
+        chunk = jax.tree.map(lambda x, rows=rows: x[rows], xs)
+        outcomes.append(
+            _sgd_chunk(params, features, *chunk, shuffled, network=network, reservoir=reservoir)
+        )
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *outcomes)
+
+
+@functools.partial(jax.jit, static_argnames=("network", "reservoir"))
+def _sgd_chunk(
+    params: Params,
+    features: Array,
+    trajectories: Trajectory,
+    keys: Array,
+    learning_rates: Array,
+    shuffled: Array | bool,
+    *,
+    network: Network,
+    reservoir: tuple[int, int] | None,
+) -> Outcome:
+    """Learn and judge some runs side by side."""
+
+    def run(trajectory: Trajectory, key: Array, learning_rate: Array) -> Outcome:
+        reset_key, order_key, reservoir_key = jax.random.split(key, 3)
+        everything = jnp.arange(network.num_classes)
+        start = reset_class_rows(reset_key, params, everything, reset_bias=True)
+        length = len(trajectory.stream)
+        order = jnp.where(shuffled, jax.random.permutation(order_key, length), jnp.arange(length))
+        stream, label = features[trajectory.stream[order]], trajectory.stream_label[order]
+        if reservoir is None:
+            replay = jnp.zeros((length, 0), jnp.int32), jnp.zeros((length, 0), bool)
+        else:
+            capacity, num = reservoir
+            replay = rehearsal.replay_schedule(reservoir_key, length, capacity=capacity, num=num)
+        learned = learn_stream(
+            start, stream, label, replay, network=network, learning_rate=learning_rate
+        )
+
+        def correct(x: Array, label: Array) -> Array:
+            return jnp.argmax(network.classify(learned, x), axis=-1) == label
+
+        return Outcome(
+            correct(features[trajectory.test], trajectory.test_label), correct(stream, label)
+        )
+
+    return jax.vmap(run)(trajectories, keys, learning_rates)
+
+
+@functools.partial(jax.jit, static_argnames=("num_classes", "runs_at_once"))
+def prototype_outcomes(
+    features: Array, trajectories: Trajectory, *, num_classes: int, runs_at_once: int
+) -> Outcome:
+    """Classify by the nearest class mean of frozen features (Euclidean distance).
+
+    Args:
+      features: float32 [N, D] of a pool.
+      trajectories: leaves with leading [R].
+      num_classes: n.
+      runs_at_once: runs that are vectorised.
+
+    Returns:
+      Outcome with leading [R].
+    """
+
+    def run(trajectory: Trajectory) -> Outcome:
+        stream = features[trajectory.stream]
+        means = stream.reshape(num_classes, -1, stream.shape[-1]).mean(axis=1)
+
+        def predict(x: Array) -> Array:
+            return jnp.argmin(pooling.square_distances(x, means), axis=1)
+
+        return Outcome(
+            predict(features[trajectory.test]) == trajectory.test_label,
+            predict(stream) == trajectory.stream_label,
+        )
+
+    return lax.map(run, trajectories, batch_size=runs_at_once)
+
+
+def runs_at_once(bytes_of_run: int) -> int:
+    """Count the runs to vectorise: as many as a CPU's cache holds, many on an accelerator.
+
+    A small network's step costs more to launch than to compute, so runs share the launch; the
+    weights and Adam moments of a big one come from the cache only while few runs are under way.
+    """
+    if jax.default_backend() != "cpu":
+        return 50
+    return max(1, min(50, CACHE_BYTES // bytes_of_run))

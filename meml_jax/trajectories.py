@@ -1,0 +1,103 @@
+"""Streams of the meta-test: which classes and images arrive, which are tested."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from meml_jax.config import TestConfig
+from meml_jax.types import Array, Split, TaskTable
+
+
+class Pool(NamedTuple):
+    """Classes that streams are drawn from.
+
+    Attributes:
+      features: float32 [N, D], frozen.
+      table: the classes' positions in `features`.
+    """
+
+    features: Array
+    table: TaskTable
+
+
+class Trajectory(NamedTuple):
+    """One meta-test run's data, as positions in a pool.
+
+    Attributes:
+      stream: int32 [n * shots], class after class.
+      stream_label: int32 [n * shots] in [0, n).
+      test: int32 [n * queries], other images of the same classes.
+      test_label: int32 [n * queries].
+    """
+
+    stream: Array
+    stream_label: Array
+    test: Array
+    test_label: Array
+
+
+def class_table(split: Split) -> TaskTable:
+    """List the positions of each class of a labelled split, on the device."""
+    order = np.argsort(split.labels, kind="stable")
+    order = order[split.labels[order] >= 0].astype(np.int32)
+    size = np.bincount(split.labels[order], minlength=split.num_classes).astype(np.int32)
+    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
+    return TaskTable(jnp.asarray(order), jnp.asarray(start), jnp.asarray(size))
+
+
+def draw_trajectory(
+    key: Array, table: TaskTable, *, num_classes: int, shots: int, queries: int, largest: int
+) -> Trajectory:
+    """Draw classes, and the images of each that arrive and that are tested.
+
+    Args:
+      key: random key.
+      table: classes of at least shots + queries images.
+      num_classes: n, drawn without replacement; labels are 0..n-1 in the order of arrival.
+      shots: images a class in the stream.
+      queries: images a class in the test.
+      largest: static, images of the largest class.
+
+    Returns:
+      Trajectory; stream and test images are disjoint.
+    """
+    class_key, image_key = jax.random.split(key)
+    classes = jax.random.permutation(class_key, table.size.shape[0])[:num_classes]
+    draw = jax.random.uniform(image_key, (num_classes, largest))
+    real = jnp.arange(largest)[None, :] < table.size[classes][:, None]
+    order = jnp.argsort(jnp.where(real, draw, 2.0), axis=1)[:, : shots + queries]
+    positions = table.index[table.start[classes][:, None] + order]
+    label = jnp.arange(num_classes, dtype=jnp.int32)
+    return Trajectory(
+        stream=positions[:, :shots].reshape(-1),
+        stream_label=jnp.repeat(label, shots),
+        test=positions[:, shots:].reshape(-1),
+        test_label=jnp.repeat(label, queries),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("num_classes", "shots", "queries", "largest"))
+def _draw_trajectories(keys: Array, table: TaskTable, **settings: int) -> Trajectory:
+    return jax.vmap(lambda key: draw_trajectory(key, table, **settings))(keys)
+
+
+def draw_trajectories(
+    key: Array, pool: Pool, config: TestConfig, *, num_classes: int, count: int
+) -> Trajectory:
+    """Draw `count` trajectories of a pool; the released protocol draws one for all runs."""
+    keys = jax.random.split(key, count)
+    if config.protocol == "released":
+        keys = jnp.repeat(keys[:1], count)
+    return _draw_trajectories(
+        keys,
+        pool.table,
+        num_classes=num_classes,
+        shots=config.shots,
+        queries=config.queries,
+        largest=int(pool.table.size.max()),
+    )
