@@ -18,7 +18,7 @@ from meml_jax.embeddings import acai
 from meml_jax.types import UserError
 
 SHAPE = (7, 7, 1)  # every fourth pixel: 8x8 after padding, a code of 4x4x2
-SMALL = {"dim": 32, "width": 4, "depth": 1, "steps": 40, "batch_size": 8, "learning_rate": 2e-2}
+SMALL = {"dim": 32, "width": 4, "depth": 1, "steps": 120, "batch_size": 8, "learning_rate": 1e-2}
 
 
 def settings(**changes):
@@ -186,7 +186,7 @@ def test_a_convolution_keeps_the_size():
 @pytest.fixture(scope="module")
 def trained(glyphs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    encode, info = fit(glyphs, settings(checkpoint_every=20), folder)
+    encode, info = fit(glyphs, settings(checkpoint_every=60), folder)
     return folder, encode, info
 
 
@@ -195,7 +195,7 @@ def test_training_reconstructs_and_interpolates(glyphs, trained):
     assert set(info) == {*acai.METRICS, "seconds"}
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     errors = [json.loads(line)["train/reconstruction"] for line in lines]
-    assert errors[-1] < 0.9 * errors[0]
+    assert errors[-1] < 0.6 * errors[0]
     z = encode(glyphs)
     assert z.dtype == np.float32 and z.shape == (len(glyphs), 32)
     params = acai.load(folder, SHAPE, settings())
@@ -229,7 +229,7 @@ def saved(folder, config):
 
 def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(glyphs, trained, tmp_path):
     whole, encode, _ = trained
-    config = settings(checkpoint_every=20)
+    config = settings(checkpoint_every=60)
     check = training._check_finite
 
     def kill_and_check(*args):
@@ -238,7 +238,7 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(glyphs, trained, t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_check_finite", kill_and_check)  # runs after the first call
-        with pytest.raises(training.Interrupted, match="step 10 of 40"):
+        with pytest.raises(training.Interrupted, match="step 10 of 120"):
             fit(glyphs, config, tmp_path)
     again, _ = fit(glyphs, config, tmp_path)
     tiny.assert_same(saved(tmp_path, config), saved(whole, config))
