@@ -42,7 +42,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "maml": {"learner": "maml"},
     "fomaml": {"learner": "fomaml"},
     "anil": {"learner": "anil"},
-    "meml": {"learner": "meml", "inner.steps": 1},
+    "meml": {"learner": "meml_few_shot", "inner.steps": 1},
 }
 
 CLUSTERS = {

@@ -86,6 +86,10 @@ LEARNERS: dict[str, Learner] = {
     "meml": Learner(("cln", "attention"), (Phase("all", "attention"),)),
     "meml_released": Learner(("cln", "attention"), (Phase("first"), Phase("all", "attention"))),
     "meml_mean": Learner(("cln",), (Phase("all", "mean"),)),
+    # With all rows drawn anew in every episode MEML does not learn (docs/deviations.md).
+    "meml_few_shot": Learner(
+        ("cln", "attention"), (Phase("all", "attention"),), resets_class_row=False
+    ),
     "maml": Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False),
     "fomaml": Learner(("fen", "cln"), (Phase("all"),), resets_class_row=False, first_order=True),
     "anil": Learner(("cln",), (Phase("all"),), resets_class_row=False),

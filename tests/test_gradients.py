@@ -50,7 +50,7 @@ CASES = [
     ]
 ]
 EPISODES = [
-    pytest.param("meml", PAPER, True, 3, 1, id="meml-3-ways"),
+    pytest.param("meml_few_shot", PAPER, True, 3, 1, id="meml-3-ways"),
     pytest.param("maml", PAPER, True, 3, 2, id="maml-3-ways-2-steps"),
 ]
 assert {case.values[0] for case in CASES + EPISODES} == {

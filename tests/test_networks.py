@@ -49,7 +49,12 @@ def test_paper_sizes():
 
 
 def test_learners_have_the_roles_they_need_and_no_others():
-    more = {"meml": {"attention"}, "meml_released": {"attention"}, "oml_film": {"film", "context"}}
+    more = {
+        "meml_few_shot": {"attention"},
+        "meml": {"attention"},
+        "meml_released": {"attention"},
+        "oml_film": {"film", "context"},
+    }
     for name in LEARNERS:
         roles = set(jax.eval_shape(build(name).init, jax.random.key(0)))
         assert roles == {"fen", "cln"} | more.get(name, set())
