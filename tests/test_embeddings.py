@@ -106,7 +106,7 @@ def correlated(rows=300, dim=5, rank=None, seed=0):
     return (rng.normal(size=(rows, rank or dim)) @ mixing + rng.normal(size=dim)).astype(np.float32)
 
 
-def test_whiten_gives_uncorrelated_directions_of_unit_variance(monkeypatch):
+def test_whiten_gives_uncorrelated_directions_of_unit_variance():
     z = correlated()
     white = embeddings.whiten(z)
     assert white.dtype == np.float32 and white.shape == z.shape
@@ -117,8 +117,6 @@ def test_whiten_gives_uncorrelated_directions_of_unit_variance(monkeypatch):
     gap = z[:1].astype(np.float64) - z[1:10]
     expected = np.einsum("nd,de,ne->n", gap, inverse, gap)
     np.testing.assert_allclose(np.sum((white[:1] - white[1:10]) ** 2, axis=1), expected, rtol=1e-3)
-    monkeypatch.setattr(embeddings.whitening, "CHUNK", 77)
-    np.testing.assert_allclose(np.abs(embeddings.whiten(z)), np.abs(white), atol=1e-4)
 
 
 def test_whiten_drops_directions_that_do_not_vary():

@@ -18,12 +18,15 @@ def rescale(embeddings: np.ndarray, config: EmbeddingConfig) -> np.ndarray:
 def whiten(embeddings: np.ndarray) -> np.ndarray:
     """Decorrelate embeddings [N, D] and scale each direction to unit variance, float32 [N, D'].
 
-    D' is D, or less where the embeddings do not vary in all directions.
+    D' is D, or less where the embeddings do not vary in all directions; at least 1.
     """
-    with threadpool_limits(1):  # the same sums in the same order on every machine
+    # One thread: the same sums in the same order on every machine. Where nothing varies, the
+    # ratios of variance, which are not used, are 0 / 0.
+    with threadpool_limits(1), np.errstate(invalid="ignore"):
         model = PCA(whiten=True, svd_solver="full").fit(embeddings)
         variance = model.explained_variance_
         kept = variance > 1e-6 * variance[0]  # what is smaller is rounding
+        kept[0] = True
         return model.transform(embeddings)[:, kept].astype(np.float32)
 
 
