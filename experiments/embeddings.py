@@ -25,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 
-from meml_jax import choices, embedding_report, rounds, stages
+from meml_jax import checks, choices, embedding_report, rounds, stages
 from meml_jax.config import Config, override
 from meml_jax.data import datasets
 from meml_jax.embeddings import get_fit
@@ -106,7 +106,7 @@ def compare(config: Config, workdir: Path, names: list[str]) -> None:
     """Measure each row and print the table of those that are done after each."""
     settings = {name: settings_of(name, config) for name in names}
     for each in settings.values():
-        rounds.check(each)
+        checks.before_loading(each)
     run.start_jax(config)
     progress = Progress(None, "images", unit="images")
     dataset = datasets.load(config.data, report=run.say, progress=progress)

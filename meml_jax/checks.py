@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from meml_jax import balance, embeddings, feed, few_shot, meta_test, rounds, tasks
-from meml_jax.config import Config
+from meml_jax import balance, embeddings, feed, few_shot, meta_test, rounds, tasks, training
+from meml_jax.config import Config, flatten
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
-from meml_jax.types import Clusters, Dataset
+from meml_jax.types import Clusters, Dataset, UserError
+
+LEAST = {
+    "network.channels": 1,
+    "network.hidden": 1,
+    "clustering.num_init": 1,
+    "clustering.max_iter": 1,
+    "tasks.num_random_query": 0,
+    "inner.lr": 0,
+}
+POSITIVE = ("outer.lr", "outer.clip")
+SEEDS = ("seed", "data.split_seed")  # NumPy and scikit-learn take 32 bits
 
 
 def before_loading(config: Config) -> None:
@@ -17,7 +28,20 @@ def before_loading(config: Config) -> None:
     Raises:
       UserError: names the field.
     """
+    values = flatten(config)
+    for field, least in LEAST.items():
+        if not least <= values[field] < np.inf:
+            raise UserError(f"{field}={values[field]}, expected at least {least}")
+    for field in POSITIVE:
+        if not 0 < values[field] < np.inf:
+            raise UserError(f"{field}={values[field]}, expected above 0")
+    for field in SEEDS:
+        if not 0 <= values[field] < 2**32:
+            raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
+    if config.tasks.labels not in ("clusters", "true"):
+        raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
     get_learner(config.learner)
+    training.check(config.train)
     rounds.check(config)
 
 
@@ -34,10 +58,19 @@ def before_training(config: Config, dataset: Dataset) -> None:
         few_shot.check(config, dataset.test)
     else:
         meta_test.check(config.test, dataset.test, name="test")
-    if config.tasks.labels != "true" and config.embedding.name != "npz":
-        embeddings.get_fit(config.embedding.name)
-    feed.place(config.train.images_on, dataset.train.images.nbytes)
+    if config.tasks.labels != "true":
+        clusters, images = config.clustering.num_clusters, len(dataset.train.ids)
+        if not 2 <= clusters <= images:
+            raise UserError(
+                f"clustering.num_clusters={clusters}, expected 2 to the number of training images, "
+                f"{images}"
+            )
+        if config.embedding.name != "npz":
+            embeddings.get_fit(config.embedding.name)
+    place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     labels = (np.arange(len(dataset.train.ids)) % max(2, config.episodes.ways)).astype(np.int32)
     table, kept = tasks.table_from_labels(labels, min_size=config.tasks.min_size)
     table, kept = balance.balance_table(config.tasks, table, kept, seed=config.seed)
-    train_call(config, make_model(config, dataset, Clusters(labels, table, kept, {}, "")))
+    model = make_model(config, dataset, Clusters(labels, table, kept, {}, ""))
+    train_call(config, model)
+    feed.check(place, model.sampler)

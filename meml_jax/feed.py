@@ -42,6 +42,15 @@ def place(images_on: str, num_bytes: int) -> str:
     return "host" if limit is not None and num_bytes > DEVICE_SHARE * limit else "device"
 
 
+def check(place: str, sampler: Sampler) -> None:
+    """Raise UserError for a coreset with images on the host: it is not known a call ahead."""
+    if place == "host" and sampler.coreset_batch is not None:
+        raise UserError(
+            "tasks.query_from='coreset' with images on the host, expected on the device: which "
+            "images a step uses depends on the steps before; set train.images_on='device'"
+        )
+
+
 @contextlib.contextmanager
 def open_feed(
     place: str,
@@ -62,17 +71,13 @@ def open_feed(
       The data, or a function from the first step of a call to them.
 
     Raises:
-      UserError: a coreset with images on the host: what it holds is not known a call ahead.
+      UserError: as `check`.
     """
     images, table, weights, key = data
     if place == "device":
         yield jnp.asarray(images), jax.tree.map(jnp.asarray, table), weights, key
         return
-    if sampler.coreset_batch is not None:
-        raise UserError(
-            "tasks.query_from='coreset' with images on the host, expected on the device: which "
-            "images a step uses depends on the steps before; set train.images_on='device'"
-        )
+    check(place, sampler)
     positions = meta_train.make_positions(sampler, steps_per_call=train.steps_per_call)
     with ThreadPoolExecutor(1) as pool:
         yield _from_host(images, table, weights, key, positions, train, pool)

@@ -108,8 +108,6 @@ def cluster(
         info = json.loads(str(stored["info"]))
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true, started = dataset.train.labels, time.monotonic()
-    if settings.labels not in ("clusters", "true"):
-        raise UserError(f"tasks.labels={settings.labels!r}, expected 'clusters' or 'true'")
     if z is not None:
         say(f"cluster: k-means, {config.clustering.num_clusters} clusters of {len(z)} embeddings")
         progress = metrics.Progress(None, "cluster", unit="rows")

@@ -54,6 +54,15 @@ class Wording(NamedTuple):
 META_TRAIN = Wording()
 
 
+def check(config: TrainConfig, wording: Wording = META_TRAIN) -> None:
+    """Raise UserError for numbers of steps under 1."""
+    for field in ("steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"):
+        if getattr(config, field) < 1:
+            raise UserError(
+                f"{wording.settings}.{field}={getattr(config, field)}, expected at least 1"
+            )
+
+
 def train(
     train_call: Callable[..., tuple[TrainState, dict[str, Array]]],
     fresh_state: Callable[[], TrainState],
@@ -94,11 +103,7 @@ def train(
         representation; a full disk.
       Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
-    for field in ("steps", "steps_per_call", "log_every", "checkpoint_every", "validate_every"):
-        if getattr(config, field) < 1:
-            raise UserError(
-                f"{wording.settings}.{field}={getattr(config, field)}, expected at least 1"
-            )
+    check(config, wording)
     with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
         if checkpoints.latest_step(manager) is None:
             state: TrainState = fresh_state()

@@ -339,11 +339,21 @@ def test_images_too_small_for_the_network(tmp_path):
         ("outer.weight_on", "query"), ("network.attention_feature", "tanh"),
         ("train.images_on", "gpu"), ("tasks.min_size", 1), ("tasks.num_random_query", 10_000),
         ("embedding.name", "pcaa"), ("tasks.balance", "all"), ("tasks.num_buckets", 0),
+        ("tasks.num_random_query", -1), ("tasks.labels", "none"), ("network.channels", 0),
+        ("network.hidden", -2), ("outer.lr", -1), ("outer.clip", 0), ("inner.lr", -0.1),
+        ("train.steps", 0), ("train.log_every", 0), ("seed", -1), ("seed", 2**32),
+        ("data.split_seed", -1), ("clustering.num_clusters", 10_000), ("clustering.max_iter", 0),
     ],
 )  # fmt: skip
 def test_settings_of_later_stages_are_refused_before_the_first(tmp_path, field, value):
     fields = {field.replace(".", "__"): value}
     assert f"{field}=" in programs.refuse(tmp_path / "run", **fields)
+    assert not (tmp_path / "run" / "embeddings.npz").exists()
+
+
+def test_a_coreset_with_images_on_the_host_is_refused_before_the_first_stage(tmp_path):
+    fields = {"tasks__query_from": "coreset", "train__images_on": "host"}
+    assert "set train.images_on='device'" in programs.refuse(tmp_path / "run", **fields)
     assert not (tmp_path / "run" / "embeddings.npz").exists()
 
 
