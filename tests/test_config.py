@@ -157,6 +157,18 @@ def test_every_config_file_builds_with_each_of_its_presets(path):
     assert module.__doc__.count("--config=configs/") >= 1
 
 
+@pytest.mark.parametrize(
+    ("pair", "first"), [("mini_imagenet_cifar100", "mini_imagenet"), ("omniglot_cub", "omniglot")]
+)
+def test_out_of_distribution_runs_train_as_the_file_of_the_first_set(pair, first):
+    def built(name, presets):
+        return from_dict(load(programs.ROOT / f"configs/{name}.py").get_config(presets).to_dict())
+
+    ood, own = built("ood", pair), built(first, "paper")
+    for group in ("embedding", "clustering", "tasks", "network", "inner", "outer", "train"):
+        assert getattr(ood, group) == getattr(own, group), group
+
+
 def test_presets_are_separated_by_commas_and_later_ones_win():
     values = {"train.steps": 7, "outer.lr": 0.5}
     presets = {"one": {"train.steps": 1}, "two": {"train.steps": 2, "seed": 9}}
