@@ -47,6 +47,14 @@ def test_pca_is_a_function_of_images_and_key():
     np.testing.assert_allclose(one, other, atol=1e-3)  # another key, the same components
 
 
+def test_pca_encodes_in_chunks(monkeypatch):
+    x = images(count=23)
+    encode, _ = fit("pca", x, dim=4)
+    whole = encode(x)
+    monkeypatch.setattr(embeddings.pca, "CHUNK", 5)
+    np.testing.assert_allclose(encode(x), whole, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["pca", "pixels"])
 def test_encode_treats_each_image_by_itself(name):
     x = images()
@@ -133,3 +141,9 @@ def test_l2_normalize_leaves_zero_rows():
     unit = embeddings.l2_normalize(z)
     np.testing.assert_allclose(unit, [[0.6, 0.8], [0, 0], [-1, 0]], rtol=1e-6)
     assert unit.dtype == np.float32
+
+
+def test_images_that_are_all_the_same_have_no_components():
+    images = np.full((5, 4, 4, 1), 7, np.uint8)
+    with pytest.raises(UserError, match="all training images are the same"):
+        pca.fit(images, jax.random.key(0), EmbeddingConfig(dim=2))

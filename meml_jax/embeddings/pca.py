@@ -14,6 +14,8 @@ from threadpoolctl import threadpool_limits
 from meml_jax.config import EmbeddingConfig
 from meml_jax.types import UserError
 
+CHUNK = 2_000  # images encoded at a time: in float32 they take four times the memory
+
 
 def fit(
     images: np.ndarray,
@@ -36,23 +38,29 @@ def fit(
       (encode to float32 [N, dim], info with the share of variance that is explained).
 
     Raises:
-      UserError: more components than images or pixels.
+      UserError: more components than images or pixels; images that are all the same.
     """
     del checkpoint_dir, report
     most = min(len(images), int(np.prod(images.shape[1:])))
     if not 1 <= config.dim <= most:
         raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
-    model = PCA(config.dim, svd_solver="randomized", random_state=seed)
+    # Centred in place: `flat` makes a copy of its own.
+    model = PCA(config.dim, svd_solver="randomized", random_state=seed, copy=False)
 
     def flat(images: np.ndarray) -> np.ndarray:
         return images.reshape(len(images), -1).astype(np.float32) / 255
 
     with threadpool_limits(1):  # the same sums in the same order on every machine
-        model.fit(flat(images))
+        with np.errstate(invalid="ignore"):  # 0 / 0 where nothing varies
+            model.fit(flat(images))
+    if not model.explained_variance_.any():
+        raise UserError("all training images are the same, expected different ones; check data.dir")
 
     def encode(images: np.ndarray) -> np.ndarray:
-        return model.transform(flat(images)).astype(np.float32)
+        starts = range(0, len(images), CHUNK)
+        parts = [model.transform(flat(images[start : start + CHUNK])) for start in starts]
+        return np.concatenate(parts).astype(np.float32)
 
     info: dict[str, Any] = {"explained_variance": float(model.explained_variance_ratio_.sum())}
     return encode, info
