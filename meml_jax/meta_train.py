@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,34 @@ def step_keys(key: Array, step: Array) -> Array:
     return jax.random.split(jax.random.fold_in(key, step), 5)
 
 
+def repeat(
+    step: Callable[..., tuple[TrainState, Metrics]], names: tuple[str, ...], *, steps_per_call: int
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """Turn one step into up to `steps_per_call` steps of one compiled call.
+
+    Args:
+      step: (state, *data) -> (state, Metrics []).
+      names: of the metrics.
+      steps_per_call: static.
+
+    Returns:
+      train_call(state, num_steps int32 [], *data) -> (state, Metrics [steps_per_call]), 0 past
+      `num_steps`.
+    """
+
+    def train_call(state: TrainState, num_steps: Array, *data: Any) -> tuple[TrainState, Metrics]:
+        def body(i, carry):
+            state, history = carry
+            state, metrics = step(state, *data)
+            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
+
+        history = {name: jnp.zeros((steps_per_call,)) for name in names}
+        # A loop with a traced bound: the last, shorter call runs the same program.
+        return lax.fori_loop(0, num_steps, body, (state, history))
+
+    return train_call
+
+
 def make_positions(
     sampler: Sampler, *, steps_per_call: int
 ) -> Callable[[Array, TaskTable, Array], Array]:
@@ -242,21 +271,4 @@ def make_train_call(
         state = dataclasses.replace(state, params=params, reservoir=coreset)
         return apply_meta_grad(state, grads, tx), metrics
 
-    def train_call(
-        state: TrainState,
-        num_steps: Array,
-        images: Array,
-        table: TaskTable,
-        weights: Array,
-        key: Array,
-    ) -> tuple[TrainState, Metrics]:
-        def body(i, carry):
-            state, history = carry
-            state, metrics = step(state, images, table, weights, key)
-            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
-
-        history = {name: jnp.zeros((steps_per_call,)) for name in METRICS}
-        # A loop with a traced bound: the last, shorter call runs the same program.
-        return lax.fori_loop(0, num_steps, body, (state, history))
-
-    return train_call
+    return repeat(step, METRICS, steps_per_call=steps_per_call)

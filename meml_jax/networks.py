@@ -22,17 +22,30 @@ _weight_init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 class Conv(nn.Module):
-    """A convolution without padding; `x [N, H, W, C] -> [N, H', W', channels]`."""
+    """A convolution; `x [N, H, W, C] -> [N, H', W', channels]`.
+
+    Attributes:
+      channels: of the output.
+      size: of the square kernel.
+      stride: both ways.
+      padding: rows and columns of zeros on each side.
+      kernel_init: distribution of the kernel; He's by default.
+    """
 
     channels: int
     size: int
     stride: int
+    padding: int = 0
+    kernel_init: nn.initializers.Initializer = _weight_init
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Convolve and add the bias."""
+        if self.padding:
+            edge = (self.padding, self.padding)
+            x = jnp.pad(x, ((0, 0), edge, edge, (0, 0)))
         shape = (self.size, self.size, x.shape[-1], self.channels)
-        kernel = self.param("kernel", _weight_init, shape, x.dtype)
+        kernel = self.param("kernel", self.kernel_init, shape, x.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
         return conv2d(x, kernel, stride=self.stride) + bias[None, None, None]
 

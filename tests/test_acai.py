@@ -170,7 +170,7 @@ def test_the_border_is_repeated():
 
 def test_a_convolution_keeps_the_size():
     x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype(np.float32)
-    y, variables = acai.Conv(3).init_with_output(jax.random.key(0), x)
+    y, variables = acai.same_conv(3).init_with_output(jax.random.key(0), x)
     kernel = np.asarray(variables["params"]["kernel"])
     padded = np.pad(x[0], ((1, 1), (1, 1), (0, 0)))
     expected = np.array(

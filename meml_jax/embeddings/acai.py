@@ -23,9 +23,9 @@ from flax import linen as nn
 from jax import lax
 
 from meml_jax.config import EmbeddingConfig
-from meml_jax.convolution import conv2d
 from meml_jax.embeddings import fitting
-from meml_jax.meta_train import apply_meta_grad, to_float
+from meml_jax.meta_train import apply_meta_grad, repeat, to_float
+from meml_jax.networks import Conv
 from meml_jax.types import Array, Metrics, Params, TrainState, UserError
 
 SLOPE = 0.2  # of the leaky ReLU below 0
@@ -38,21 +38,9 @@ _leaky = functools.partial(nn.leaky_relu, negative_slope=SLOPE)
 _weight_init = nn.initializers.variance_scaling(1 / (1 + SLOPE**2), "fan_in", "normal")
 
 
-class Conv(nn.Module):
-    """A convolution that keeps the size, zeros around; `x [N, H, W, C] -> [N, H, W, channels]`."""
-
-    channels: int
-    size: int = 3
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        """Convolve and add the bias."""
-        shape = (self.size, self.size, x.shape[-1], self.channels)
-        kernel = self.param("kernel", _weight_init, shape, x.dtype)
-        bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
-        around = (self.size // 2, self.size // 2)
-        x = jnp.pad(x, ((0, 0), around, around, (0, 0)))
-        return conv2d(x, kernel, stride=1) + bias[None, None, None]
+def same_conv(channels: int, size: int = 3) -> Conv:
+    """Build a convolution that keeps the size of its images, zeros around."""
+    return Conv(channels, size, stride=1, padding=size // 2, kernel_init=_weight_init)
 
 
 class Encoder(nn.Module):
@@ -68,13 +56,13 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, images: Array) -> Array:
         """Encode; the last layer is linear."""
-        x = Conv(self.width, 1)(images)
+        x = same_conv(self.width, 1)(images)
         for block in range(self.depth):
             for _ in range(2):
-                x = _leaky(Conv(self.width << block)(x))
+                x = _leaky(same_conv(self.width << block)(x))
             n, height, width, channels = x.shape
             x = x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
-        return Conv(self.outputs)(_leaky(Conv(self.width << self.depth)(x)))
+        return same_conv(self.outputs)(_leaky(same_conv(self.width << self.depth)(x)))
 
 
 class Decoder(nn.Module):
@@ -90,11 +78,11 @@ class Decoder(nn.Module):
         x = z
         for block in reversed(range(self.depth)):
             for _ in range(2):
-                x = _leaky(Conv(self.width << block)(x))
+                x = _leaky(same_conv(self.width << block)(x))
             n, height, width, channels = x.shape
             four = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
             x = four.reshape(n, 2 * height, 2 * width, channels)
-        return Conv(self.channels)(_leaky(Conv(self.width)(x)))
+        return same_conv(self.channels)(_leaky(same_conv(self.width)(x)))
 
 
 class Model(NamedTuple):
@@ -243,7 +231,7 @@ def init_state(
 def make_train_call(
     config: EmbeddingConfig, image_shape: tuple[int, int, int]
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Build train_call(state, num_steps, images uint8 [N, H, W, C], key); see `fitting.repeat`.
+    """Build train_call(state, num_steps, images uint8 [N, H, W, C], key); see `repeat`.
 
     The batch and alpha of a step follow from `fold_in(key, step)`. One Adam of both losses'
     gradients is one Adam for each: it works element by element, and no parameter has two.
@@ -261,7 +249,7 @@ def make_train_call(
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, alpha)
         return apply_meta_grad(state, grads, tx), metrics
 
-    return fitting.repeat(step, METRICS)
+    return repeat(step, METRICS, steps_per_call=fitting.STEPS_PER_CALL)
 
 
 def fit(

@@ -55,10 +55,20 @@ def max_pool(x: Array) -> Array:
 
     AlexNet's windows are 3x3. The gradient of overlapping windows is a `select-and-scatter`, which
     XLA's CPU compiler runs on one thread, an element at a time.
+
+    The gradient goes to one entry of each window. That of `jnp.max` divides it by the number of
+    entries that equal the maximum: none, and NaN, where the compiler has computed the entries twice
+    and rounded them in two ways.
     """
+
+    def larger(a: Array, b: Array) -> Array:
+        return jnp.where(a >= b, a, b)
+
     n, height, width, channels = x.shape
     x = jnp.pad(x, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    return jnp.max(x.reshape(n, -(-height // 2), 2, -(-width // 2), 2, channels), axis=(2, 4))
+    x = x.reshape(n, -(-height // 2), 2, -(-width // 2), 2, channels)
+    x = larger(x[:, :, 0], x[:, :, 1])
+    return larger(x[:, :, :, 0], x[:, :, :, 1])
 
 
 class AlexNet(nn.Module):
@@ -79,9 +89,7 @@ class AlexNet(nn.Module):
         """
         x = sobel(images)
         for share, size, stride, pool in LAYERS:
-            edge = (size // 2, size // 2)
-            x = jnp.pad(x, ((0, 0), edge, edge, (0, 0)))
-            x = Conv(max(1, round(share * self.channels)), size, stride)(x)
+            x = Conv(max(1, round(share * self.channels)), size, stride, padding=size // 2)(x)
             x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=MOMENTUM)(x))
             x = max_pool(x) if pool else x
         x = x.reshape(len(x), -1)

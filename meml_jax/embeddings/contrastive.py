@@ -20,7 +20,7 @@ from jax import lax
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
 from meml_jax.embeddings import fitting
-from meml_jax.meta_train import apply_meta_grad, to_float
+from meml_jax.meta_train import apply_meta_grad, repeat, to_float
 from meml_jax.networks import FEN, MIN_IMAGE_SIZE
 from meml_jax.types import Array, Metrics, Params, TrainState, UserError
 
@@ -112,7 +112,7 @@ def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, 
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, pairs)
         return apply_meta_grad(state, grads, tx), metrics
 
-    return fitting.repeat(step, ("loss", "accuracy"))
+    return repeat(step, ("loss", "accuracy"), steps_per_call=fitting.STEPS_PER_CALL)
 
 
 def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfig) -> Params:

@@ -1,4 +1,4 @@
-"""What embeddings that are trained share: the loop with its checkpoints, and encoding in chunks."""
+"""What embeddings that are trained share: checks, training with checkpoints, encoding in chunks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from meml_jax import checkpoints, metrics, training
 from meml_jax.config import EmbeddingConfig, TrainConfig
-from meml_jax.types import Array, Metrics, Params, TrainState, UserError
+from meml_jax.types import Array, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
 
 STEPS_PER_CALL = 10  # in one compiled call; a stop is heeded after it
@@ -35,31 +33,6 @@ def check(config: EmbeddingConfig, images: np.ndarray) -> None:
             f"embedding.batch_size={config.batch_size}, expected 2 to the number of training "
             f"images, {len(images)}"
         )
-
-
-def repeat(
-    step: Callable[..., tuple[TrainState, Metrics]], names: tuple[str, ...]
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Turn one step into up to `STEPS_PER_CALL` steps of one compiled call.
-
-    Args:
-      step: (state, *data) -> (state, Metrics []).
-      names: of the metrics.
-
-    Returns:
-      train_call(state, num_steps, *data) -> (state, Metrics [STEPS_PER_CALL]), 0 past `num_steps`.
-    """
-
-    def train_call(state: TrainState, num_steps: Array, *data: Any) -> tuple[TrainState, Metrics]:
-        def body(i, carry):
-            state, history = carry
-            state, metrics = step(state, *data)
-            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
-
-        history = {name: jnp.zeros((STEPS_PER_CALL,)) for name in names}
-        return lax.fori_loop(0, num_steps, body, (state, history))
-
-    return train_call
 
 
 def train(

@@ -22,7 +22,7 @@ from meml_jax.data.augment import get_views
 from meml_jax.embeddings import deepcluster, fitting, sela
 from meml_jax.embeddings.alexnet import DENSE, AlexNet
 from meml_jax.embeddings.components import fit_whitening, normalize, whiten
-from meml_jax.meta_train import to_float
+from meml_jax.meta_train import repeat, to_float
 from meml_jax.types import Array, Metrics, Params, TaskTable, TrainState, UserError
 
 
@@ -206,7 +206,8 @@ def make_train_call(
         sizes = {"clusters": jnp.sum(table.size > 0), "largest": jnp.max(table.size)}
         return TrainState(state.step + 1, params, opt_state), metrics | sizes
 
-    several_steps = fitting.repeat(step, ("loss", "accuracy", "clusters", "largest"))
+    names = ("loss", "accuracy", "clusters", "largest")
+    several_steps = repeat(step, names, steps_per_call=fitting.STEPS_PER_CALL)
 
     def train_call(
         state: TrainState, num_steps: Array, images: Array, key: Array
