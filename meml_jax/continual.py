@@ -45,7 +45,7 @@ class ContinualClassifier:
       config: settings of the run: images, rehearsal, precision.
       head: `prototype`, `sgd` or `sgd_reservoir`.
       capacity: most classes of a state.
-      learning_rate: Adam's, of the sgd heads.
+      learning_rate: Adam's, of the sgd heads; None for prototypes that were given none.
       identity: digest of network and image size; states carry it.
     """
 
@@ -54,7 +54,7 @@ class ContinualClassifier:
     config: Config
     head: str
     capacity: int
-    learning_rate: float
+    learning_rate: float | None
     identity: str
 
     @classmethod
@@ -115,7 +115,7 @@ class ContinualClassifier:
             config=config,
             head=head,
             capacity=capacity,
-            learning_rate=learning_rate or 0.0,
+            learning_rate=learning_rate,
             identity=_identity(params, config),
         )
 

@@ -85,15 +85,28 @@ def write_npz(path: str | os.PathLike[str], **arrays: Any) -> None:
         np.savez(file, **arrays)
 
 
-def read_npz(path: Path, *, report: Callable[[str], None] = print) -> dict[str, np.ndarray] | None:
-    """Return the arrays of an npz by name, or None where it is missing or (reported) broken."""
+def load_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an npz by name.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is damaged or no npz.
+    """
     try:
         # Opened here, as np.load leaves a broken file open; reading checks the CRC of each array.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
+            return dict(stored)
+    except (TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
+def read_npz(path: Path, *, report: Callable[[str], None] = print) -> dict[str, np.ndarray] | None:
+    """Return the arrays of an npz by name, or None where it is missing or (reported) broken."""
+    try:
+        return load_npz(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError) as error:
         report(f"{path} is broken and will be made again ({error})")
         return None
 

@@ -127,7 +127,7 @@ def learn(
     features: Array,
     count: Array | int,
     label: Array | int,
-    learning_rate: Array | float,
+    learning_rate: Array | float | None,
     *,
     network: Network,
     num_replayed: int,
@@ -140,20 +140,24 @@ def learn(
       features: float32 [N, D], R.
       count: int32 [], traced, as are label and rate: one program serves all.
       label: int32 [], the class's place.
-      learning_rate: Adam's.
+      learning_rate: Adam's; not used for the prototype head.
       network: pure functions.
       num_replayed: images replayed with each one, where there is rehearsal.
 
     Returns:
       (classes, stream) after the last row.
     """
-    tx = optax.adam(learning_rate)
 
     def step(i: Array, values: tuple[Classes, Stream | None]) -> tuple[Classes, Stream | None]:
         classes, stream = values
         if stream is not None:
             stream = _descend(
-                stream, features[i], label, tx, network=network, num_replayed=num_replayed
+                stream,
+                features[i],
+                label,
+                optax.adam(learning_rate),
+                network=network,
+                num_replayed=num_replayed,
             )
         return _add(classes, features[i], label), stream
 

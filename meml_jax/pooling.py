@@ -40,9 +40,8 @@ def pool(
     chex.assert_rank([scores, features, group, mask], [1, 2, 1, 1])
     chex.assert_equal_shape([scores, group, mask])
     member = _members(group, mask, num_groups)
-    floor = (
-        jnp.finfo(scores.dtype).min / 2
-    )  # finite, so that an empty group subtracts floor - floor
+    # Finite, so that an empty group subtracts floor - floor.
+    floor = jnp.finfo(scores.dtype).min / 2
     top = lax.stop_gradient(
         jnp.max(scores[None, :], axis=1, keepdims=True, where=member, initial=floor)
     )
@@ -234,10 +233,10 @@ def novelty(features: Array, mean: Array, count: Array, scatter: Array) -> Array
 def square_distances(x: Array, y: Array) -> Array:
     """Squared Euclidean distances [N, M] of the rows of x [N, D] and y [M, D], 0 or above.
 
-    From the mean of y, so that float32 does not lose small differences of large features.
+    From the first row of y, so that float32 does not lose small differences of large features. Not
+    from the mean, which rows that stand for nothing yet, all 0, would pull away from the others.
     """
-    center = jnp.mean(y, axis=0, keepdims=True)
-    x, y = x - center, y - center
+    x, y = x - y[:1], y - y[:1]
     cross = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1)[None] - 2 * x @ y.T
     return jnp.maximum(cross, 0)  # rounding can leave less than 0 of what cancels
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zipfile
-import zlib
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax.files import write_npz
+from meml_jax.files import load_npz, write_npz
 from meml_jax.online import State
 from meml_jax.types import UserError
 
@@ -54,7 +52,7 @@ def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
       UserError: no such file, no state, or one of another owner or other shapes.
     """
     stored = read(path, "a state saved by ContinualClassifier")
-    meta = json.loads(str(stored.get("meta", "{}")))
+    meta = _meta(stored)
     wrong = [
         f"{name} {meta.get(name)!r} instead of {value!r}"
         for name, value in owner.items()
@@ -62,10 +60,13 @@ def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
     ]
     expected = _named(template)
     wrong += [
-        f"no {name} of shape {list(leaf.shape)}"
+        f"no {leaf.dtype} {name} of shape {list(leaf.shape)}"
         for name, leaf in expected.items()
-        if name not in stored or stored[name].shape != leaf.shape
+        if name not in stored
+        or (stored[name].shape, stored[name].dtype) != (leaf.shape, leaf.dtype)
     ]
+    if not isinstance(meta.get("labels"), list):
+        wrong.append("no labels")
     if wrong:
         raise UserError(
             f"{path}: not a state of this classifier, it has {'; '.join(wrong[:3])}; restore it "
@@ -94,13 +95,20 @@ def checked_label(label: Any) -> Hashable:
 def read(path: Path, expected: str) -> dict[str, np.ndarray]:
     """Read an npz; raises UserError, which says what was `expected`, where it cannot be read."""
     try:
-        # Opened here, as np.load leaves a broken file open.
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return dict(stored)
+        return load_npz(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; expected {expected}") from None
-    except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+    except ValueError:
         raise UserError(f"{path}: got a damaged or another file, expected {expected}") from None
+
+
+def _meta(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what `save` wrote beside the arrays; of another program's file {}."""
+    try:
+        meta = json.loads(str(stored.get("meta")))
+    except ValueError:
+        return {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _named(state: State) -> dict[str, Any]:
