@@ -336,6 +336,17 @@ def test_a_state_of_something_else_is_refused(tmp_path):
     np.savez(path, something=np.zeros(3))
     with pytest.raises(UserError, match="not a state of this classifier"):
         load().restore(path)
+    path.write_bytes(content)
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    text = str(arrays["meta"])
+    for meta in ("<html>", "[]", text.replace("labels", "names")):
+        np.savez(path, **arrays | {"meta": meta})
+        with pytest.raises(UserError, match="not a state of this classifier"):
+            load().restore(path)
+    np.savez(path, **arrays | {"classes/mean": arrays["classes/mean"].astype(str)})
+    with pytest.raises(UserError, match="no float32 classes/mean of shape"):
+        load().restore(path)
     with pytest.raises(UserError, match="none.npz: No such file"):
         load().restore(tmp_path / "none.npz")
 

@@ -146,4 +146,4 @@ def test_l2_normalize_leaves_zero_rows():
 def test_images_that_are_all_the_same_have_no_components():
     images = np.full((5, 4, 4, 1), 7, np.uint8)
     with pytest.raises(UserError, match="all training images are the same"):
-        pca.fit(images, jax.random.key(0), EmbeddingConfig(dim=2))
+        fit("pca", images, dim=2)

@@ -121,7 +121,8 @@ def read_npz(
     if z is not None:
         ok = np.issubdtype(z.dtype, np.floating) and z.ndim == 2 and len(z) == len(x)
         check("Z", z, ok, f"floats [{len(x)}, D]")
-        z = z.astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite embeddings are refused with their rows
+            z = z.astype(np.float32)
     x = x.reshape(*x.shape[:3], -1)
     return fit_rows(x, image_size=image_size, channels=channels), y, z
 

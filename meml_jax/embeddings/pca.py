@@ -44,6 +44,8 @@ def fit(
     most = min(len(images), int(np.prod(images.shape[1:])))
     if not 1 <= config.dim <= most:
         raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
+    if (images == images[0]).all():
+        raise UserError("all training images are the same, expected different ones; check data.dir")
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
     # Centred in place: `flat` makes a copy of its own.
     model = PCA(config.dim, svd_solver="randomized", random_state=seed, copy=False)
@@ -52,10 +54,7 @@ def fit(
         return images.reshape(len(images), -1).astype(np.float32) / 255
 
     with threadpool_limits(1):  # the same sums in the same order on every machine
-        with np.errstate(invalid="ignore"):  # 0 / 0 where nothing varies
-            model.fit(flat(images))
-    if not model.explained_variance_.any():
-        raise UserError("all training images are the same, expected different ones; check data.dir")
+        model.fit(flat(images))
 
     def encode(images: np.ndarray) -> np.ndarray:
         starts = range(0, len(images), CHUNK)
