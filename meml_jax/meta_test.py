@@ -142,7 +142,10 @@ def sgd_point(
         params,
         network=network,
         reservoir=reservoir,
-        runs_at_once=heads.runs_at_once(12 * sum(x.size for x in jax.tree.leaves(params["cln"]))),
+        runs_at_once=heads.runs_at_once(
+            12 * sum(x.size for x in jax.tree.leaves(params["cln"])),
+            rows=1 if reservoir is None else 1 + reservoir[1],
+        ),
     )
 
     rates = np.asarray(config.learning_rates, np.float32)
