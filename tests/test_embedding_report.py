@@ -102,6 +102,7 @@ def test_two_images_are_enough(tmp_path):
     assert len(embedding_report.write(Config(), data, z, clusters(np.zeros(2)), tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_the_figures_of_an_autoencoder(tmp_path):
     part = split(size=7)
     values = {

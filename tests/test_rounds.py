@@ -75,6 +75,7 @@ def loaded(workdir):
     return config, datasets.load(config.data, report=quiet)
 
 
+@pytest.mark.slow
 def test_each_round_clusters_what_the_one_before_has_trained(done):
     workdir, lines = done
     config, dataset = loaded(workdir)
@@ -100,6 +101,7 @@ def test_each_round_clusters_what_the_one_before_has_trained(done):
         assert (last["labels"] != before["labels"]).any()
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
     config, dataset = loaded(done[0])
     values = {
@@ -136,6 +138,7 @@ def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
         rounds.initial_fen(config, dataset, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_same_command_reuses_every_round(done, tmp_path):
     workdir = shutil.copytree(done[0], tmp_path / "run")
     before = programs.times(workdir)
@@ -148,6 +151,7 @@ def test_the_same_command_reuses_every_round(done, tmp_path):
     assert changed == {"config.json", ".lock"}
 
 
+@pytest.mark.slow
 def test_what_a_later_round_lost_is_made_again(done, tmp_path):
     workdir = shutil.copytree(done[0], tmp_path / "run")
     kept = {name: (workdir / name).read_bytes() for name in ("embeddings.npz", "tasks.npz")}
@@ -165,6 +169,7 @@ def test_what_a_later_round_lost_is_made_again(done, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_other_settings_need_another_workdir(done):
     for changes in ({"clustering__rounds": 3}, {"outer__lr": 0.5}):
         name, value = next(iter(changes.items()))

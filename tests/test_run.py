@@ -357,6 +357,7 @@ def test_a_coreset_with_images_on_the_host_is_refused_before_the_first_stage(tmp
     assert not (tmp_path / "run" / "embeddings.npz").exists()
 
 
+@pytest.mark.slow
 def test_an_absurd_learning_rate_is_named(tmp_path):
     error = programs.refuse(tmp_path / "run", "--stage=train", call=programs.run, outer__lr="1e30")
     assert "at step " in error and "lower outer.lr" in error
