@@ -12,6 +12,7 @@ import optax
 from jax import lax
 
 from meml_jax import film, losses, pooling, rehearsal
+from meml_jax.chunks import in_chunks
 from meml_jax.inner import inner_loop
 from meml_jax.meta_train import to_float
 from meml_jax.networks import Network, reset_class_rows
@@ -40,12 +41,8 @@ def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int =
     `chunk` images at a time, the last ones padded, so that any N runs the same program. Images pass
     through side by side: there is no batch norm, and none sees another.
     """
-    features = []
-    for start in range(0, len(images), chunk):
-        part = np.asarray(images[start : start + chunk])
-        padded = np.concatenate([part, np.zeros((chunk - len(part), *part.shape[1:]), part.dtype)])
-        features.append(_encode_chunk(params, padded, network=network)[: len(part)])
-    return jnp.concatenate(features)
+    encode_chunk = functools.partial(_encode_chunk, params, network=network)
+    return jnp.concatenate(in_chunks(encode_chunk, images, chunk))
 
 
 @functools.partial(jax.jit, static_argnames="network")

@@ -150,6 +150,16 @@ class Network(NamedTuple):
         return self.tail(params, self.stem(params, images))
 
 
+def check_image_size(image_shape: tuple[int, ...], least: int = MIN_IMAGE_SIZE) -> None:
+    """Raise UserError for images (H, W, C) that convolutions, by default the FEN's, use up."""
+    height, width = image_shape[:2]
+    if min(height, width) < least:
+        raise UserError(
+            f"images of {height}x{width} pixels are too small for the network's convolutions: at "
+            f"least {least}x{least}; raise data.image_size"
+        )
+
+
 def make_network(
     config: NetworkConfig,
     learner: Learner,
@@ -177,11 +187,7 @@ def make_network(
     released code pools and classifies the pre-activation where there is attention, and has no ReLU
     in the CLN.
     """
-    if min(image_shape[:2]) < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"images of {image_shape[0]}x{image_shape[1]} pixels are too small for the six "
-            f"convolutions: at least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
-        )
+    check_image_size(image_shape)
     activations: dict[str, Callable[[Array], Array]] = {
         "relu": nn.relu,
         "preactivation": lambda p: p,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import linen as nn
 from jax import lax
 
@@ -215,17 +214,12 @@ def make_model(config: EmbeddingConfig, image_shape: tuple[int, int, int]) -> Mo
     )
 
 
-def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
-    """Adam for all networks, whose learning rate falls to 0 along a half cosine over all steps."""
-    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
-
-
 def init_state(
     key: Array, image_shape: tuple[int, int, int], config: EmbeddingConfig
 ) -> TrainState:
     """Draw the parameters {'encoder', 'decoder', 'critic'} and start the optimizer."""
     params = make_model(config, image_shape).init(key)
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer(config).init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, fitting.optimizer(config).init(params))
 
 
 def make_train_call(
@@ -236,7 +230,7 @@ def make_train_call(
     The batch and alpha of a step follow from `fold_in(key, step)`. One Adam of both losses'
     gradients is one Adam for each: it works element by element, and no parameter has two.
     """
-    model, tx = make_model(config, image_shape), optimizer(config)
+    model, tx = make_model(config, image_shape), fitting.optimizer(config)
     loss_fn = functools.partial(
         losses, model=model, mix=config.critic_mix, weight=config.critic_weight
     )
@@ -290,15 +284,15 @@ def fit(
     fitting.check(config, images)
     shape = images.shape[1:]
     model = make_model(config, shape)
-    init_key, train_key = jax.random.split(key)
     init = functools.partial(init_state, image_shape=shape, config=config)
-    settings = [getattr(config, name) for name in TRAINED_BY]
     params, info = fitting.train(
         make_train_call(config, shape),
-        functools.partial(jax.jit(init), init_key),
-        (jnp.asarray(images), train_key),
+        init,
+        images,
+        key,
         config,
-        identity=("acai", settings, images, np.asarray(jax.random.key_data(key))),
+        name="acai",
+        trained_by=TRAINED_BY,
         loss="autoencoder's loss",
         checkpoint_dir=checkpoint_dir,
         report=report,

@@ -21,8 +21,8 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
 from meml_jax.embeddings import fitting
 from meml_jax.meta_train import apply_meta_grad, repeat, to_float
-from meml_jax.networks import FEN, MIN_IMAGE_SIZE
-from meml_jax.types import Array, Metrics, Params, TrainState, UserError
+from meml_jax.networks import FEN, check_image_size
+from meml_jax.types import Array, Metrics, Params, TrainState
 
 PROJECTION = 128  # width of the projection head, and of what it returns
 TRAINED_BY = ("channels", "views", "temperature", "steps", "batch_size", "learning_rate")
@@ -66,11 +66,6 @@ def nt_xent(first: Array, second: Array, *, temperature: float) -> tuple[Array, 
     return loss, {"loss": loss, "accuracy": accuracy}
 
 
-def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
-    """Adam whose learning rate falls to 0 along a half cosine over all steps."""
-    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
-
-
 def init_state(
     key: Array, image_shape: tuple[int, int, int], config: EmbeddingConfig
 ) -> TrainState:
@@ -79,7 +74,7 @@ def init_state(
     p, fen = FEN(config.channels).init_with_output(fen_key, jnp.zeros((1, *image_shape)))
     projection = Projection().init(projection_key, p.reshape(1, -1))  # type: ignore[union-attr]
     params = {"fen": fen["params"], "projection": projection["params"]}
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer(config).init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, fitting.optimizer(config).init(params))
 
 
 def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
@@ -95,7 +90,7 @@ def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, 
       train_call(state, num_steps, images uint8 [N, H, W, C], key) -> (state, Metrics
       [fitting.STEPS_PER_CALL]). The batch and the views of a step follow from `fold_in(key, step)`.
     """
-    views, tx = get_views(config.views), optimizer(config)
+    views, tx = get_views(config.views), fitting.optimizer(config)
 
     def loss_fn(params: Params, pairs: Array) -> tuple[Array, Metrics]:
         projected: Any = Projection().apply(
@@ -153,20 +148,16 @@ def fit(
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
     fitting.check(config, images)
-    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for the FEN: at "
-            f"least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
-        )
-    init_key, train_key = jax.random.split(key)
+    check_image_size(images.shape[1:])
     init = functools.partial(init_state, image_shape=images.shape[1:], config=config)
-    settings = [getattr(config, name) for name in TRAINED_BY]
     params, info = fitting.train(
         make_train_call(config),
-        functools.partial(jax.jit(init), init_key),
-        (jnp.asarray(images), train_key),
+        init,
+        images,
+        key,
         config,
-        identity=("contrastive", settings, images, np.asarray(jax.random.key_data(key))),
+        name="contrastive",
+        trained_by=TRAINED_BY,
         loss="NT-Xent loss",
         checkpoint_dir=checkpoint_dir,
         report=report,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
-from meml_jax import checkpoints, metrics, training
+from meml_jax import checkpoints, chunks, metrics, training
 from meml_jax.config import EmbeddingConfig, TrainConfig
 from meml_jax.types import Array, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
@@ -35,13 +38,20 @@ def check(config: EmbeddingConfig, images: np.ndarray) -> None:
         )
 
 
+def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
+    """Adam whose learning rate falls to 0 along a half cosine over all steps."""
+    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
+
+
 def train(
     train_call: Callable[..., tuple[TrainState, dict[str, Array]]],
-    fresh_state: Callable[[], TrainState],
-    data: tuple[Any, ...],
+    init_state: Callable[[Array], TrainState],
+    images: np.ndarray,
+    key: Array,
     config: EmbeddingConfig,
     *,
-    identity: tuple[Any, ...],
+    name: str,
+    trained_by: tuple[str, ...],
     loss: str,
     checkpoint_dir: Path | None,
     report: Callable[[str], None],
@@ -49,11 +59,14 @@ def train(
     """Train up to `config.steps`, going on from the last checkpoint, if any.
 
     Args:
-      train_call: (state, num_steps, *data) -> (state, history [STEPS_PER_CALL] of each metric).
-      fresh_state: makes the state at step 0.
-      data: further arguments of `train_call`.
-      config: `steps` and `checkpoint_every`.
-      identity: values, settings and arrays that the trained parameters depend on.
+      train_call: (state, num_steps, images, key) -> (state, history [STEPS_PER_CALL] of each
+        metric).
+      init_state: key -> state at step 0.
+      images: uint8 [N, H, W, C].
+      key: random key.
+      config: `steps`, `checkpoint_every` and what is in `trained_by`.
+      name: of the embedding.
+      trained_by: fields of `config` that the trained parameters depend on.
       loss: its name.
       checkpoint_dir: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`; None: nothing is
         kept.
@@ -63,9 +76,13 @@ def train(
       (parameters by role, info: the metrics of the last steps and `seconds`).
 
     Raises:
-      UserError: checkpoints of another identity; a loss that is not finite.
+      UserError: checkpoints of other settings or images; a loss that is not finite.
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
+    init_key, train_key = jax.random.split(key)
+    fresh_state = functools.partial(jax.jit(init_state), init_key)
+    settings = [getattr(config, field) for field in trained_by]
+    identity = (name, settings, images, np.asarray(jax.random.key_data(key)))
     schedule = TrainConfig(
         steps=config.steps,
         steps_per_call=STEPS_PER_CALL,
@@ -79,7 +96,7 @@ def train(
         summary = training.train(
             train_call,
             fresh_state,
-            data,
+            (jnp.asarray(images), train_key),
             schedule,
             workdir=checkpoint_dir,
             fingerprint=fingerprint(*identity),
@@ -119,11 +136,7 @@ def in_chunks(
     compiled = jax.jit(encode)
 
     def encode_all(images: np.ndarray) -> np.ndarray:
-        chunks = []
-        for start in range(0, len(images), CHUNK):
-            chunk = images[start : start + CHUNK]
-            padded = np.pad(chunk, [(0, CHUNK - len(chunk))] + [(0, 0)] * (chunk.ndim - 1))
-            chunks.append(np.asarray(compiled(params, padded))[: len(chunk)])
-        return np.concatenate(chunks)
+        rows = chunks.in_chunks(functools.partial(compiled, params), images, CHUNK)
+        return np.concatenate([np.asarray(row) for row in rows])
 
     return encode_all

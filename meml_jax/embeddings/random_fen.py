@@ -14,7 +14,7 @@ from flax import linen as nn
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
 from meml_jax.meta_train import to_float
-from meml_jax.networks import FEN, MIN_IMAGE_SIZE
+from meml_jax.networks import FEN, check_image_size
 from meml_jax.types import Array, Params, UserError
 
 
@@ -44,11 +44,7 @@ def fit(
     del checkpoint_dir, report
     if config.channels < 1:
         raise UserError(f"embedding.channels={config.channels}, expected at least 1")
-    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for the FEN: at "
-            f"least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
-        )
+    check_image_size(images.shape[1:])
     fen = FEN(config.channels)
     params = jax.jit(fen.init)(key, jnp.zeros((1, *images.shape[1:])))["params"]
 

@@ -23,6 +23,7 @@ from meml_jax.embeddings import deepcluster, fitting, sela
 from meml_jax.embeddings.alexnet import DENSE, AlexNet
 from meml_jax.embeddings.components import fit_whitening, normalize, whiten
 from meml_jax.meta_train import repeat, to_float
+from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Metrics, Params, TaskTable, TrainState, UserError
 
 
@@ -58,15 +59,6 @@ def head(config: EmbeddingConfig) -> nn.Dense:
     return nn.Dense(config.num_pseudo_labels, kernel_init=nn.initializers.normal(0.01))
 
 
-def optimizer(config: EmbeddingConfig) -> optax.GradientTransformation:
-    """Adam whose learning rate falls to 0 along a half cosine; network and head have one each.
-
-    A head that is drawn anew starts its own anew, at the full learning rate, or it would learn less
-    and less of each round's labels.
-    """
-    return optax.adam(optax.cosine_decay_schedule(config.learning_rate, config.steps))
-
-
 def init_state(
     key: Array, image_shape: tuple[int, int, int], num_images: int, config: EmbeddingConfig
 ) -> TrainState:
@@ -86,7 +78,7 @@ def init_state(
         "head": head(config).init(head_key, features)["params"],
         "clusters": tabulate(jnp.zeros((num_images,), jnp.int32), config.num_pseudo_labels),
     }
-    tx = optimizer(config)
+    tx = fitting.optimizer(config)
     opt_state = {role: tx.init(params[role]) for role in OPTIMIZED}
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
@@ -160,7 +152,8 @@ def relabel(
     params["clusters"] = tabulate(labels, config.num_pseudo_labels)
     if rule.resets_head:
         params["head"] = head(config).init(head_key, r[:1])["params"]
-        opt_state["head"] = optimizer(config).init(params["head"])
+        # At the full learning rate, or it would learn less and less of each round's labels.
+        opt_state["head"] = fitting.optimizer(config).init(params["head"])
     return TrainState(state.step, params, opt_state)
 
 
@@ -174,7 +167,7 @@ def make_train_call(
       [fitting.STEPS_PER_CALL]). All that is random in a step follows from `fold_in(key, step)`.
       A round begins with a call: `round_steps` is a multiple of the calls' length.
     """
-    views, tx = get_views(config.views), optimizer(config)
+    views, tx = get_views(config.views), fitting.optimizer(config)
 
     def loss_fn(trained: Params, batch_stats: Params, images: Array, labels: Array, key: Array):
         r, changed = AlexNet(config.channels).apply(
@@ -244,11 +237,7 @@ def check(config: EmbeddingConfig, images: np.ndarray) -> None:
         )
     if not 0 < config.sharpness < np.inf:
         raise UserError(f"embedding.sharpness={config.sharpness}, expected above 0")
-    if min(images.shape[1:3]) < MIN_IMAGE_SIZE:
-        raise UserError(
-            f"images of {images.shape[1]}x{images.shape[2]} pixels are too small for this network: "
-            f"at least {MIN_IMAGE_SIZE}x{MIN_IMAGE_SIZE}; raise data.image_size"
-        )
+    check_image_size(images.shape[1:], MIN_IMAGE_SIZE)
 
 
 def fit(
@@ -291,18 +280,17 @@ def fit(
     256 labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
     """
     check(config, images)
-    init_key, train_key = jax.random.split(key)
     init = functools.partial(
         init_state, image_shape=images.shape[1:], num_images=len(images), config=config
     )
-    settings = [getattr(config, name) for name in TRAINED_BY]
-    on_device = jnp.asarray(images)
     params, info = fitting.train(
         make_train_call(RULES[config.name], config),
-        functools.partial(jax.jit(init), init_key),
-        (on_device, train_key),
+        init,
+        images,
+        key,
         config,
-        identity=(config.name, settings, images, np.asarray(jax.random.key_data(key))),
+        name=config.name,
+        trained_by=TRAINED_BY,
         loss="loss on pseudo-labels",
         checkpoint_dir=checkpoint_dir,
         report=report,
@@ -313,7 +301,7 @@ def fit(
         return fit_whitening(all_features(params, images, config), config.dim)
 
     network = {role: params[role] for role in ("network", "batch_stats")}
-    encoder = network | {"whitening": whitening_of(network, on_device)}
+    encoder = network | {"whitening": whitening_of(network, images)}
     encode = fitting.in_chunks(
         lambda p, x: normalize(whiten(p["whitening"], features(p, x, config))), encoder
     )
