@@ -17,7 +17,7 @@ The paper states neither network nor rates nor the number of steps of these expe
 
 from typing import Any
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "omniglot",

@@ -21,7 +21,7 @@ Accuracy depends on the images; the report has chance and two baselines that lea
 it.
 """
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "folder",

@@ -17,7 +17,7 @@ yet.
 
 from typing import Any
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "mini_imagenet",

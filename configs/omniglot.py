@@ -16,7 +16,7 @@ network). The paper's rows are presets too: `oml`,
 
 from typing import Any
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "omniglot",

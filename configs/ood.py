@@ -22,7 +22,7 @@ docs/results.md; of the paper: meml_jax/paper.py.
 
 from typing import Any
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 SMOKE = {
     "network.channels": 32,

@@ -12,7 +12,7 @@ clusters), then meta-training. Expected accuracy in % at 5, 10, 20 and 50 new cl
 So short a training leaves the sgd head below the baseline.
 """
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "glyphs",

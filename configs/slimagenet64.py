@@ -16,7 +16,7 @@ docs/results.md.
 
 from typing import Any
 
-from meml_jax.config import preset_config
+from meml_jax.settings import preset_config
 
 VALUES = {
     "data.name": "slimagenet64",

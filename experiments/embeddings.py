@@ -26,11 +26,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import run
 
 from meml_jax import checks, choices, embedding_report, rounds, stages
-from meml_jax.config import Config, override
+from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import get_fit
 from meml_jax.files import write_atomic
 from meml_jax.metrics import Progress
+from meml_jax.settings import override
 from meml_jax.training import Interrupted
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import open_workdir

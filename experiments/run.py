@@ -25,11 +25,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 
 from meml_jax import checks, choices, rounds, stages
-from meml_jax.config import Config, check_field, from_dict
+from meml_jax.config import Config
 from meml_jax.data import cache, datasets
 from meml_jax.environment import device_name, keep_compiled
 from meml_jax.metrics import Progress
 from meml_jax.model import make_model
+from meml_jax.settings import check_field, from_dict
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 from meml_jax.workdir import open_workdir, record_config

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from meml_jax import balance, embeddings, feed, few_shot, meta_test, rounds, tasks, training
-from meml_jax.config import Config, flatten
+from meml_jax.config import Config
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
+from meml_jax.settings import flatten
 from meml_jax.types import Clusters, Dataset, UserError
 
 LEAST = {

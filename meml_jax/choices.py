@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meml_jax.config import Config, override
+from meml_jax.config import Config
+from meml_jax.settings import override
 from meml_jax.types import Dataset
 
 OPEN = ("data.image_size", "data.channels", "clustering.num_clusters")

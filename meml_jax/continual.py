@@ -23,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import checkpoints, meta_train, online, saved_states
-from meml_jax.config import Config, from_dict
+from meml_jax.config import Config
 from meml_jax.data import own_images
 from meml_jax.heads import HEADS, encode
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, make_network
 from meml_jax.online import State
+from meml_jax.settings import from_dict
 from meml_jax.types import Array, Params, UserError
 from meml_jax.workdir import fingerprint
 

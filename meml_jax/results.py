@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meml_jax import environment
-from meml_jax.config import Config, departures
+from meml_jax.config import Config
+from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
 
 SCHEMA = 1

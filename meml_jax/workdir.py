@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from meml_jax.choices import OPEN
-from meml_jax.config import Config, flatten, from_dict
+from meml_jax.config import Config
 from meml_jax.files import UNFINISHED, read_npz, write_json
+from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
 # What the parameters of a finished training depend on; other fields may change in a workdir.

@@ -15,8 +15,9 @@ import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
 from meml_jax import balance, losses, meta_train, paper, tasks
-from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, from_dict
+from meml_jax.config import InnerConfig, OuterConfig, TasksConfig
 from meml_jax.samplers import cluster_sampler
+from meml_jax.settings import from_dict
 from meml_jax.types import UserError
 
 SIZES = (2, 3, 8, 12, 30)

@@ -8,8 +8,9 @@ import typing
 import programs
 import pytest
 
-from meml_jax import config
-from meml_jax.config import Config, config_dict, flatten, from_dict, override
+from meml_jax import settings
+from meml_jax.config import Config
+from meml_jax.settings import config_dict, flatten, from_dict, override
 from meml_jax.types import UserError
 
 FILES = sorted((programs.ROOT / "configs").rglob("*.py"))
@@ -48,7 +49,7 @@ def test_an_unknown_field_gets_the_nearest_name(path, nearest):
     with pytest.raises(UserError, match=message):
         override(Config(), {path: 1})
     with pytest.raises(UserError, match=message):
-        config.check_field(path)
+        settings.check_field(path)
     tree = dataclasses.asdict(Config())
     *groups, name = path.split(".")
     if groups and groups[0] in tree:
@@ -174,7 +175,7 @@ def test_presets_are_separated_by_commas_and_later_ones_win():
     presets = {"one": {"train.steps": 1}, "two": {"train.steps": 2, "seed": 9}}
 
     def build(arg):
-        return from_dict(config.preset_config(arg, presets, values).to_dict())
+        return from_dict(settings.preset_config(arg, presets, values).to_dict())
 
     assert build("") == build("paper") == override(Config(), values)
     assert build("one").train.steps == 1 and build("one").outer.lr == 0.5
@@ -190,26 +191,26 @@ def test_presets_are_separated_by_commas_and_later_ones_win():
 def test_one_run_is_named_after_one_method(arg):
     presets = {"mine": {"preset": "mine", "inner.lr": 0.1}, "smoke": {"train.steps": 3}}
     with pytest.raises(UserError, match=r"got \w+ and \w+, expected one of them"):
-        config.preset_config(arg, presets, {})
-    built = from_dict(config.preset_config(" released, smoke,", presets, {}).to_dict())
+        settings.preset_config(arg, presets, {})
+    built = from_dict(settings.preset_config(" released, smoke,", presets, {}).to_dict())
     assert built.preset == "released" and built.train.steps == 3
 
 
 def test_departures_are_points_in_which_a_run_is_not_its_preset():
-    released = override(Config(), config.PRESETS["released"])
-    assert config.departures(Config()) == config.departures(released) == {}
+    released = override(Config(), settings.PRESETS["released"])
+    assert settings.departures(Config()) == settings.departures(released) == {}
     changed = {"network.cln_relu": False, "learner": "oml", "inner.lr": 0.1}
-    assert config.departures(override(Config(), changed)) == {"network.cln_relu": False}
+    assert settings.departures(override(Config(), changed)) == {"network.cln_relu": False}
     changed = {"network.cln_relu": True, "test.protocol": "clean"}
-    assert config.departures(override(released, changed)) == changed
-    assert config.departures(override(released, {"preset": "mine"})) == {}
+    assert settings.departures(override(released, changed)) == changed
+    assert settings.departures(override(released, {"preset": "mine"})) == {}
 
 
 def test_the_released_preset_sets_fields_that_the_paper_leaves():
-    paper, released = (override(Config(), config.PRESETS[n]) for n in ("paper", "released"))
+    paper, released = (override(Config(), settings.PRESETS[n]) for n in ("paper", "released"))
     assert paper == Config()
     changed = {k for k, v in flatten(released).items() if v != flatten(paper)[k]}
-    assert changed == set(config.PRESETS["released"])
+    assert changed == set(settings.PRESETS["released"])
 
 
 # Storage.

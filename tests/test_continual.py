@@ -18,11 +18,12 @@ import tiny
 from PIL import Image
 
 from meml_jax import continual, heads, online, rehearsal, trajectories
-from meml_jax.config import Config, override
+from meml_jax.config import Config
 from meml_jax.continual import ContinualClassifier
 from meml_jax.data import datasets
 from meml_jax.learners import get_learner
 from meml_jax.networks import make_network, reset_class_rows
+from meml_jax.settings import override
 from meml_jax.types import UserError
 
 WAYS, SHOTS, QUERIES, SEED = 4, 6, 5, 7

@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from meml_jax import choices, tasks, types, workdir
-from meml_jax import config as settings
+from meml_jax import config as schema
+from meml_jax.config import Config, DataConfig, TasksConfig
 from meml_jax.data import arrays, datasets, download, sizes
+from meml_jax.settings import flatten, override
 from meml_jax.types import UserError
 
 PARTS = ("train", "validation", "test")
@@ -42,7 +44,7 @@ def save(path, image, **options):
 
 def load(root, lines=None, *, test=None, **fields):
     fields = {"image_size": 12, "channels": 3, "dir": str(root)} | fields
-    config = settings.DataConfig(cache_dir=f"{root}.cache", **fields)
+    config = DataConfig(cache_dir=f"{root}.cache", **fields)
     report = (lambda line: None) if lines is None else lines.append
     return datasets.load(config, test=test, report=report)
 
@@ -179,7 +181,7 @@ def test_size_and_channels_suit_the_images(tmp_path, lines, side, colour, size, 
 
 def test_size_of_published_sets_and_of_arrays(tmp_path):
     for name, (size, channels) in sizes.PUBLISHED.items():
-        config = settings.DataConfig(name=name, image_size=0, channels=0)
+        config = DataConfig(name=name, image_size=0, channels=0)
         chosen = sizes.resolve(config, report=lambda line: None)
         assert (chosen.image_size, chosen.channels) == (size, channels)
     x = np.random.default_rng(0).integers(0, 256, (36, 32, 32, 3), np.uint8)
@@ -197,8 +199,8 @@ def test_what_is_left_open_is_chosen_and_said(lines):
         return types.Split(np.zeros((images, 84, 84, 3), np.uint8), labels, labels, names)
 
     data = types.Dataset("mine", part(200, 5), part(4, 2), part(24, 12), "hash")
-    open_ = settings.override(
-        settings.Config(),
+    open_ = override(
+        Config(),
         {"data.image_size": 0, "data.channels": 0, "clustering.num_clusters": 0,
          "test.num_classes": ()},
     )  # fmt: skip
@@ -207,12 +209,12 @@ def test_what_is_left_open_is_chosen_and_said(lines):
     assert chosen.clustering.num_clusters == 10 and chosen.test.num_classes == (2, 5, 10, 12)
     assert len(lines) == 2 and "clustering.num_clusters=10" in lines[0]
     assert choices.complete(chosen, data, lines.append) == chosen and len(lines) == 2
-    assert all(settings.flatten(chosen)[name] for name in choices.OPEN)
+    assert all(flatten(chosen)[name] for name in choices.OPEN)
 
 
 def test_a_workdir_compares_a_field_once_it_is_chosen(tmp_path):
     def config(size):
-        return settings.override(settings.Config(), {"data.image_size": size})
+        return override(Config(), {"data.image_size": size})
 
     (tmp_path / "checkpoints" / "1").mkdir(parents=True)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config(28))))
@@ -220,7 +222,7 @@ def test_a_workdir_compares_a_field_once_it_is_chosen(tmp_path):
         workdir.record_config(tmp_path, config(size))
     with pytest.raises(UserError, match="data.image_size is 28 there, 30 now"):
         workdir.record_config(tmp_path, config(30))
-    other = settings.override(config(28), {"test_data.name": "cub", "test_data.dir": "x"})
+    other = override(config(28), {"test_data.name": "cub", "test_data.dir": "x"})
     workdir.record_config(tmp_path, other)  # training does not depend on the set for the test
 
 
@@ -490,7 +492,7 @@ def own_and_other(tmp_path):
 def test_another_set_takes_the_place_of_the_test_part_only(tmp_path, lines):
     own, other = own_and_other(tmp_path)
     plain = load(own, name="folder", channels=1)
-    test = settings.TestDataConfig(name="folder", dir=str(other))
+    test = schema.TestDataConfig(name="folder", dir=str(other))
     data = load(own, lines, test=test, name="folder", channels=1)
     assert data.content_hash == plain.content_hash and data.name == "folder_folder"
     assert counts(data) == [*counts(plain)[:2], (8, 24)]
@@ -510,11 +512,11 @@ def test_another_set_takes_the_place_of_the_test_part_only(tmp_path, lines):
 def test_another_set_that_cannot_serve_is_refused(tmp_path):
     own, other = own_and_other(tmp_path)
     with pytest.raises(UserError, match="got the training set, folder in"):
-        load(own, test=settings.TestDataConfig(name="folder", dir=str(own)), name="folder")
+        load(own, test=schema.TestDataConfig(name="folder", dir=str(own)), name="folder")
     with pytest.raises(UserError, match=r"\(cubs\): test_data.name: got 'cubs', did you mean"):
-        load(own, test=settings.TestDataConfig(name="cubs"), name="folder")
+        load(own, test=schema.TestDataConfig(name="cubs"), name="folder")
     (other / "c0" / "0.png").write_bytes(b"")
-    test = settings.TestDataConfig(name="folder", dir=str(other))
+    test = schema.TestDataConfig(name="folder", dir=str(other))
     with pytest.raises(UserError, match=r"\(folder\): 1 of 24 images .* test_data.skip_bad=True"):
         load(own, test=test, name="folder")
 
@@ -529,7 +531,7 @@ def test_another_set_needs_two_classes_only(tmp_path, parts):
         for name, c in (("train", 0), ("test", 1)):
             (other / name).mkdir()
             (other / f"c{c}").rename(other / name / f"c{c}")
-    test = settings.TestDataConfig(name="folder", dir=str(other))
+    test = schema.TestDataConfig(name="folder", dir=str(other))
     data = load(own, test=test, name="folder")
     assert counts(data)[2] == (2, 6) and data.test.class_names == ("folder/c0", "folder/c1")
     shutil.rmtree(other / "test" / "c1" if parts else other / "c1")
@@ -543,14 +545,14 @@ def test_another_set_needs_two_classes_only(tmp_path, parts):
 def test_images_used_grow_with_the_cluster():
     size = np.array([4, 9, 10, 40, 100, 150, 200, 400])
     table, kept = tasks.table_from_labels(np.repeat(np.arange(8), size), min_size=2)
-    config = settings.TasksConfig(min_used=10, max_size=30)
+    config = TasksConfig(min_used=10, max_size=30)
     spec = tasks.make_spec(config, table, kept)
     support, own = tasks.task_counts(size, spec)
     share = 20 / size.mean()
     expected = np.minimum(size, np.clip(np.floor(share * size), 10, 30))
     np.testing.assert_array_equal(support + own, expected)
     assert tasks.bucket_bounds(table, spec, num_buckets=3).max() == 30
-    off = tasks.make_spec(settings.TasksConfig(max_size=30), table, kept)
+    off = tasks.make_spec(TasksConfig(max_size=30), table, kept)
     np.testing.assert_array_equal(sum(tasks.task_counts(size, off)), np.minimum(size, 30))
     for bad in (
         {"min_used": 10},
@@ -558,4 +560,4 @@ def test_images_used_grow_with_the_cluster():
         {"min_used": 31, "max_size": 30},
     ):
         with pytest.raises(UserError, match="2 <= min_used <= max_size"):
-            tasks.make_spec(settings.TasksConfig(**bad), table, kept)
+            tasks.make_spec(TasksConfig(**bad), table, kept)

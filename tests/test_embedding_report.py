@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from meml_jax import embedding_figures, embedding_report
-from meml_jax.config import Config, override
+from meml_jax.config import Config
 from meml_jax.embeddings import acai
+from meml_jax.settings import override
 from meml_jax.types import Clusters, Dataset, Split, TaskTable
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import programs
 
 from meml_jax import embeddings, stages
-from meml_jax.config import from_dict
 from meml_jax.data import datasets
+from meml_jax.settings import from_dict
 
 PAGE = (programs.ROOT / "docs" / "extending_data.md").read_text()
 (FILE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -12,8 +12,9 @@ import pytest
 import tiny
 
 from meml_jax import few_shot, paper, report, tasks
-from meml_jax.config import Config, InnerConfig, override
+from meml_jax.config import Config, InnerConfig
 from meml_jax.learners import LEARNERS
+from meml_jax.settings import override
 from meml_jax.types import Split, UserError
 
 SIZES = np.array([3, 4, 6, 9, 14, 30])

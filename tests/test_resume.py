@@ -71,9 +71,9 @@ def _arrays(workdir: Path) -> dict[str, np.ndarray]:
     import jax
 
     from meml_jax import checkpoints, stages, training  # noqa: F401
-    from meml_jax.config import from_dict
     from meml_jax.data import datasets
     from meml_jax.model import fresh_state, make_model
+    from meml_jax.settings import from_dict
 
     config = from_dict(json.loads((workdir / "config.json").read_text()))
     dataset = datasets.load(config.data, report=lambda line: None)

@@ -10,10 +10,11 @@ import pytest
 import tiny
 
 from meml_jax import rounds, stages
-from meml_jax.config import Config, from_dict, override
+from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import contrastive, l2_normalize
 from meml_jax.model import fresh_state, make_model, restore_params
+from meml_jax.settings import from_dict, override
 from meml_jax.types import UserError
 
 

@@ -11,7 +11,7 @@ import programs
 import pytest
 from PIL import Image
 
-from meml_jax.config import from_dict
+from meml_jax.settings import from_dict
 
 PRODUCTS = ("embeddings.npz", "tasks.npz", "checkpoints", "metrics.jsonl", "tensorboard")
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from meml_jax import stages
-from meml_jax.config import Config, override
+from meml_jax.config import Config
+from meml_jax.settings import override
 from meml_jax.types import Dataset, Split
 
 
