@@ -29,7 +29,7 @@ NAMES = {
     "pixels": "baseline: nearest class mean of raw pixels",
     "untrained": "baseline: untrained network, prototypes",
 }
-VERSION = 2  # of what a point is; a change re-makes all points
+VERSION = 3  # of what a point is; a change re-makes all points
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
 Evaluator = Callable[[Any], dict[str, Any]]

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 
 from meml_jax import losses
-from meml_jax.inner import inner_loop
+from meml_jax.inner import inner_step
 from meml_jax.networks import Network
 from meml_jax.types import Array, Batch, Params
 
@@ -32,6 +32,7 @@ def learn_stream(
     *,
     network: Network,
     learning_rate: Array | float,
+    length: Array | int,
 ) -> Params:
     """Learn a stream with Adam on CLN, FiLM generator and context (supplement, FiLM Layers).
 
@@ -45,6 +46,7 @@ def learn_stream(
         others are replayed.
       network: `networks.after_stem`.
       learning_rate: Adam's.
+      length: [], steps to take, at most T.
 
     Returns:
       Parameters after the stream, with the context 0: images to classify belong to no known class,
@@ -62,15 +64,13 @@ def learn_stream(
         loss = losses.cross_entropy(logits, batch.label, batch.mask)
         return loss, loss
 
-    def step(carry: Any, xs: tuple[Batch, Array]) -> tuple[Any, None]:
-        batch, fresh = xs
-        fast, opt_state = reset_context(carry, fresh)
-        one = jax.tree.map(lambda x: x[None], batch)
-        carry, _ = inner_loop(loss_fn, fast, one, tx, opt_state=opt_state)
-        return carry, None
-
     label = batches.label[:, 0]
     fresh = jnp.concatenate([jnp.ones((1,), bool), label[1:] != label[:-1]])
+
+    def step(t: Array, carry: Any) -> Any:
+        batch = jax.tree.map(lambda x: x[t], batches)
+        return inner_step(loss_fn, reset_context(carry, fresh[t]), batch, tx)[0]
+
     fast = {role: params[role] for role in roles}
-    (fast, _), _ = lax.scan(step, (fast, tx.init(fast)), (batches, fresh))
+    fast, _ = lax.fori_loop(0, length, step, (fast, tx.init(fast)))
     return params | reset_context(fast, True)

@@ -13,7 +13,7 @@ from jax import lax
 
 from meml_jax import film, losses, pooling, rehearsal
 from meml_jax.chunks import in_chunks
-from meml_jax.inner import inner_loop
+from meml_jax.inner import inner_step
 from meml_jax.meta_train import to_float
 from meml_jax.networks import Network, reset_class_rows
 from meml_jax.trajectories import Trajectory
@@ -58,10 +58,11 @@ def learn_stream(
     *,
     network: Network,
     learning_rate: Array | float,
+    length: Array | int | None = None,
 ) -> Params:
     """Learn a stream of single images with Adam on the CLN, the representation frozen.
 
-    A stream step is an inner step of the one mechanism (`inner_loop`) with Adam in place of SGD.
+    A stream step is an inner step of the one mechanism (`inner_step`) with Adam in place of SGD.
     Its loss is the mean cross-entropy of the new image and of the images replayed with it.
 
     Args:
@@ -71,10 +72,13 @@ def learn_stream(
       replay: (positions in the stream int32 [T, M], mask bool [T, M]), M = 0 without rehearsal.
       network: pure functions.
       learning_rate: Adam's.
+      length: [], images that the stream has, at most T, what follows is padding; None: all T. It
+        is no shape, so that streams of any length run the same program.
 
     Returns:
       Parameters after the stream; only the role `cln`, and with FiLM layers `film`, has changed.
     """
+    end = jnp.asarray(len(label) if length is None else length, jnp.int32)
     rows = jnp.concatenate([jnp.arange(len(label))[:, None], replay[0]], axis=1)
     mask = jnp.concatenate([jnp.ones((len(label), 1), bool), replay[1]], axis=1)
 
@@ -86,9 +90,14 @@ def learn_stream(
     batches = Batch(rows, label[rows], mask)
     if "context" in params:
         return film.learn_stream(
-            params, features, batches, network=network, learning_rate=learning_rate
+            params, features, batches, network=network, learning_rate=learning_rate, length=end
         )
-    (fast, _), _ = inner_loop(loss_fn, {"cln": params["cln"]}, batches, optax.adam(learning_rate))
+    tx, fast = optax.adam(learning_rate), {"cln": params["cln"]}
+
+    def step(t: Array, carry: tuple[Params, optax.OptState]) -> tuple[Params, optax.OptState]:
+        return inner_step(loss_fn, carry, jax.tree.map(lambda x: x[t], batches), tx)[0]
+
+    fast, _ = lax.fori_loop(0, end, step, (fast, tx.init(fast)))
     return params | fast
 
 
@@ -103,6 +112,7 @@ def sgd_outcomes(
     shuffled: bool,
     reservoir: tuple[int, int] | None,
     runs_at_once: int,
+    longest: int | None = None,
 ) -> Outcome:
     """Run the sgd head on R trajectories, each with its own learning rate and initial output layer.
 
@@ -116,11 +126,19 @@ def sgd_outcomes(
       shuffled: present the stream in random order instead of class order (an oracle).
       reservoir: (capacity, images replayed a step), None without rehearsal.
       runs_at_once: runs that are vectorised; bounds memory.
+      longest: classes that trajectories are padded to, so that all of them run the same program;
+        None: those that they have.
 
     Returns:
       Outcome with leading [R].
     """
-    xs = (trajectories, keys, learning_rates)
+    num_classes = int(trajectories.stream_label[0, -1]) + 1
+    more = (longest or num_classes) / num_classes - 1
+    padded = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, 0), (0, round(more * x.shape[1])))), trajectories
+    )
+    length = jnp.asarray(trajectories.stream.shape[1], jnp.int32)
+    xs = (padded, keys, learning_rates)
     count = len(keys)
     outcomes = []
     for start in range(0, count, runs_at_once):
@@ -128,9 +146,14 @@ def sgd_outcomes(
         rows = np.minimum(np.arange(start, start + runs_at_once), count - 1)
         chunk = jax.tree.map(lambda x, rows=rows: x[rows], xs)
         outcomes.append(
-            _sgd_chunk(params, features, *chunk, shuffled, network=network, reservoir=reservoir)
+            _sgd_chunk(
+                params, features, *chunk, length, shuffled, network=network, reservoir=reservoir
+            )
         )
-    return jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *outcomes)
+    every = jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *outcomes)
+    return Outcome(
+        every.test[:, : trajectories.test.shape[1]], every.stream[:, : trajectories.stream.shape[1]]
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("network", "reservoir"))
@@ -140,6 +163,7 @@ def _sgd_chunk(
     trajectories: Trajectory,
     keys: Array,
     learning_rates: Array,
+    length: Array,
     shuffled: Array | bool,
     *,
     network: Network,
@@ -151,16 +175,26 @@ def _sgd_chunk(
         reset_key, order_key, reservoir_key = jax.random.split(key, 3)
         everything = jnp.arange(network.num_classes)
         start = reset_class_rows(reset_key, params, everything, reset_bias=True)
-        length = len(trajectory.stream)
-        order = jnp.where(shuffled, jax.random.permutation(order_key, length), jnp.arange(length))
+        rows = jnp.arange(len(trajectory.stream))
+        drawn = jax.random.uniform(order_key, rows.shape)
+        drawn = jnp.where(rows < length, drawn, 2.0)  # padding stays at the end
+        order = jnp.where(shuffled, jnp.argsort(drawn), rows)
         stream, label = features[trajectory.stream[order]], trajectory.stream_label[order]
         if reservoir is None:
-            replay = jnp.zeros((length, 0), jnp.int32), jnp.zeros((length, 0), bool)
+            replay = jnp.zeros((len(rows), 0), jnp.int32), jnp.zeros((len(rows), 0), bool)
         else:
             capacity, num = reservoir
-            replay = rehearsal.replay_schedule(reservoir_key, length, capacity=capacity, num=num)
+            replay = rehearsal.replay_schedule(
+                reservoir_key, len(rows), capacity=capacity, num=num, length=length
+            )
         learned = learn_stream(
-            start, stream, label, replay, network=network, learning_rate=learning_rate
+            start,
+            stream,
+            label,
+            replay,
+            network=network,
+            learning_rate=learning_rate,
+            length=length,
         )
 
         def correct(x: Array, label: Array) -> Array:

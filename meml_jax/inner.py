@@ -31,6 +31,33 @@ class InnerInfo(NamedTuple):
     stepped: Array
 
 
+def inner_step(
+    loss_fn: Callable[[Params, Batch], tuple[Array, Array]],
+    carry: tuple[Params, optax.OptState],
+    batch: Batch,
+    tx: optax.GradientTransformation,
+    *,
+    first_order: bool = False,
+) -> tuple[tuple[Params, optax.OptState], Array]:
+    """Take one optimizer step: psi <- psi - tx(grad_psi loss), eq. (3).
+
+    Args:
+      loss_fn: (fast, batch) -> (loss to descend [], cross-entropy to report []).
+      carry: (psi, any pytree; optimizer state).
+      batch: rows of the step.
+      tx: inner optimizer.
+      first_order: what is differentiated through takes the gradients as constants.
+
+    Returns:
+      (carry after the step, cross-entropy before it []).
+    """
+    fast, opt_state = carry
+    (_, loss), grads = jax.value_and_grad(loss_fn, has_aux=True)(fast, batch)
+    grads = lax.stop_gradient(grads) if first_order else grads
+    updates, opt_state = tx.update(grads, opt_state, fast)
+    return (optax.apply_updates(fast, updates), opt_state), loss
+
+
 def inner_loop(
     loss_fn: Callable[[Params, Batch], tuple[Array, Array]],
     fast: Params,
@@ -41,7 +68,7 @@ def inner_loop(
     first_order: bool = False,
     remat: bool = False,
 ) -> tuple[tuple[Params, optax.OptState], InnerInfo]:
-    """Take one optimizer step a batch: psi <- psi - tx(grad_psi loss), eq. (3).
+    """Take one `inner_step` a batch.
 
     Args:
       loss_fn: (fast, batch) -> (loss to descend [], cross-entropy to report []).
@@ -59,11 +86,7 @@ def inner_loop(
     """
 
     def step(carry, batch):
-        fast, opt_state = carry
-        (_, loss), grads = jax.value_and_grad(loss_fn, has_aux=True)(fast, batch)
-        grads = lax.stop_gradient(grads) if first_order else grads
-        updates, new_state = tx.update(grads, opt_state, fast)
-        new = (optax.apply_updates(fast, updates), new_state)
+        new, loss = inner_step(loss_fn, carry, batch, tx, first_order=first_order)
         stepped = jnp.any(batch.mask)
         carry = jax.tree.map(lambda a, b: jnp.where(stepped, a, b), new, carry)
         return carry, InnerInfo(loss, stepped)

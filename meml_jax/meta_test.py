@@ -110,6 +110,16 @@ def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: 
     return point | {"learning_rate": None, "train_accuracy": float(train.mean())}
 
 
+def _equally_long(*pools: Pool) -> tuple[Pool, ...]:
+    """Pad the features of pools to one length, so that they run the same program."""
+    length = max(len(pool.features) for pool in pools)
+
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, ((0, length - len(x)),) + ((0, 0),) * (x.ndim - 1))
+
+    return tuple(pool._replace(features=pad(pool.features)) for pool in pools)
+
+
 def sgd_point(
     key: Array,
     params: Params,
@@ -133,6 +143,7 @@ def sgd_point(
       asked.
     """
     released = config.protocol == "released"
+    test, validation = _equally_long(test, validation)
     test_key, search_key, run_key = (jax.random.fold_in(key, i) for i in range(3))
     trajectories = draw_trajectories(
         test_key, test, config, num_classes=num_classes, count=config.runs
@@ -142,6 +153,7 @@ def sgd_point(
         params,
         network=network,
         reservoir=reservoir,
+        longest=max(config.num_classes),
         runs_at_once=heads.runs_at_once(
             12 * sum(x.size for x in jax.tree.leaves(params["cln"])),
             rows=1 if reservoir is None else 1 + reservoir[1],

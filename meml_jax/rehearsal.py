@@ -119,7 +119,9 @@ def replace_query(key: Array, coreset: Reservoir, tasks: Task, num: int) -> tupl
     return dataclasses.replace(tasks, query=query), coreset
 
 
-def replay_schedule(key: Array, length: int, *, capacity: int, num: int) -> tuple[Array, Array]:
+def replay_schedule(
+    key: Array, size: int, *, capacity: int, num: int, length: Array | int | None = None
+) -> tuple[Array, Array]:
     """List what a learner replays beside each item of a stream: items stored before that item came.
 
     Which items are stored depends on their order alone, so the whole schedule is known beforehand
@@ -127,17 +129,22 @@ def replay_schedule(key: Array, length: int, *, capacity: int, num: int) -> tupl
 
     Args:
       key: random key.
-      length: T, items of the stream; item t is called t.
+      size: T, rows of the schedule; item t is called t.
       capacity: slots of the reservoir.
       num: items replayed a step.
+      length: [], items that the stream has, at most `size`; None: so many.
 
     Returns:
-      (items int32 [T, num], mask bool [T, num]).
+      (items int32 [T, num], mask bool [T, num], False beyond the stream's end).
     """
 
-    def step(reservoir: Reservoir, item: Array):
+    def step(item: Array, carry: tuple[Reservoir, tuple[Array, Array]]):
+        reservoir, schedule = carry
         sample_key, insert_key = jax.random.split(jax.random.fold_in(key, item))
         replayed = sample(sample_key, reservoir, num)
-        return insert(insert_key, reservoir, item), replayed
+        schedule = jax.tree.map(lambda all_, row: all_.at[item].set(row), schedule, replayed)
+        return insert(insert_key, reservoir, item), schedule
 
-    return lax.scan(step, init(capacity), jnp.arange(length, dtype=jnp.int32))[1]
+    nothing = jnp.zeros((size, num), jnp.int32), jnp.zeros((size, num), bool)
+    end = jnp.asarray(size if length is None else length, jnp.int32)
+    return lax.fori_loop(0, end, step, (init(capacity), nothing))[1]

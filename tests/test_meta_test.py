@@ -226,16 +226,33 @@ def outcomes(params, pool, network, *, rate=0.02, shuffled=False, reservoir=None
         shuffled=shuffled,
         reservoir=reservoir,
         runs_at_once=fields.pop("runs_at_once", 1),
+        longest=fields.pop("longest", None),
     )
 
 
 def test_the_sgd_head_learns_what_is_separable(params, network):
     pool = make_pool()
-    found = outcomes(params, pool, network, rate=0.05, shuffled=True)
+    found = outcomes(params, pool, network, rate=0.05, shuffled=True, reservoir=(24, 24))
     assert found.test.shape == (3, WAYS * QUERIES) and found.stream.shape == (3, WAYS * SHOTS)
     assert found.test.mean() > 0.85 and found.stream.mean() > 0.85
     still = outcomes(params, pool, network, rate=0.0, shuffled=True)
     assert still.test.mean() < 0.6  # the initial layer knows nothing
+
+
+@pytest.mark.parametrize("reservoir", [None, (5, 2)])
+def test_streams_of_every_length_run_the_same_program(params, network, reservoir):
+    pool = make_pool()
+    plain = outcomes(params, pool, network, reservoir=reservoir)
+    padded = outcomes(params, pool, network, reservoir=reservoir, longest=WAYS + 2)
+    jax.tree.map(np.testing.assert_array_equal, padded, plain)
+    programs = heads._sgd_chunk._cache_size()
+    for ways in (2, 3):
+        fewer = jax.tree.map(lambda x: x[:, : ways * x.shape[1] // WAYS], drawn_from(pool.table))  # noqa: B023
+        short = outcomes(
+            params, pool, network, drawn=fewer, reservoir=reservoir, longest=WAYS + 2, shuffled=True
+        )
+        assert short.stream.shape == (3, ways * SHOTS) and short.test.shape == (3, ways * QUERIES)
+    assert heads._sgd_chunk._cache_size() == programs
 
 
 def test_the_order_of_the_stream_counts_and_memory_helps(params, network):
