@@ -9,10 +9,12 @@ run.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from absl import flags
@@ -54,7 +56,7 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
         path = arg.removeprefix("--config=").split(":")[0]
         if arg.startswith("--config=") and not Path(path).is_file():
             raise UserError(f"--config={path}: there is no such file")
-    try:
+    with user_errors():
         rest = FLAGS(argv)
         if rest[1:]:
             raise UserError(
@@ -63,11 +65,18 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
         if FLAGS.config is None or FLAGS.workdir is None:
             raise UserError("--config=configs/X.py and --workdir=DIR are both needed")
         config = from_dict(FLAGS.config.to_dict())
+    return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Turn what the libraries of flags and config files raise into a UserError of one line."""
+    try:
+        yield
     except UserError:
         raise
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(_reason(error)) from None
-    return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
 
 
 def _reason(error: BaseException | None) -> str:
@@ -92,8 +101,16 @@ def start_jax(config: Config) -> None:
         say("WARNING: an NVIDIA GPU is here but JAX uses the CPU; pip install 'meml_jax[cuda]'")
 
 
-def run(config: Config, workdir: Path, last: str) -> None:
-    """Do the stages up to `last`."""
+Around = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+def run(
+    config: Config,
+    workdir: Path,
+    last: str,
+    around: Around = lambda stage: contextlib.nullcontext(),
+) -> None:
+    """Do the stages up to `last`, each within `around(stage)`."""
     checks.before_loading(config)
     start_jax(config)
     with open_workdir(workdir, config):
@@ -105,23 +122,28 @@ def run(config: Config, workdir: Path, last: str) -> None:
         checks.before_training(config, dataset)
         count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
 
-        z = rounds.embed(config, dataset, workdir, say)
+        with around("embed"):
+            z = rounds.embed(config, dataset, workdir, say)
         if count == 1:
             return
-        clusters = stages.cluster(config, dataset, z, workdir, say)
+        with around("cluster"):
+            clusters = stages.cluster(config, dataset, z, workdir, say)
         if count == 2:
             return
         model = make_model(config, dataset, clusters)
         fen = rounds.initial_fen(config, dataset, workdir)
-        summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
+        with around("train"):
+            summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
         if count == 3:
             return
-        results = stages.test(
-            config, dataset, clusters, model, workdir, say, meta_train_summary=summary
-        )
+        with around("test"):
+            results = stages.test(
+                config, dataset, clusters, model, workdir, say, meta_train_summary=summary
+            )
         if count == 4:
             return
-        path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
+        with around("report"):
+            path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
         say(f"report: {path}")
 
 

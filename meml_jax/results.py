@@ -21,6 +21,7 @@ def collect(
     *,
     meta_train: Mapping[str, Any],
     checkpoint_step: int,
+    points_version: int,
     curves: Mapping[str, Sequence[Mapping[str, Any]]],
     names: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -32,6 +33,7 @@ def collect(
       clusters: the tasks of the training.
       meta_train: summary of the training.
       checkpoint_step: of the parameters that were tested.
+      points_version: of what a point of a curve is.
       curves: points of each curve by name; the first one is the result, others are compared.
       names: what the report calls the others.
 
@@ -68,6 +70,7 @@ def collect(
         "embedding": None if oracle else {"name": config.embedding.name},
         "clustering": clusters.info,
         "meta_train": meta_train,
+        "points_version": points_version,
         "meta_test": curve(first) | {"checkpoint_step": checkpoint_step},
         "comparisons": [curve(head) | {"name": names[head]} for head in others],
         "config": dataclasses.asdict(config),

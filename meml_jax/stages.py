@@ -260,6 +260,7 @@ def test(
         clusters,
         meta_train=meta_train_summary,
         checkpoint_step=step,
+        points_version=curves.VERSION,
         curves={name: [points[f"{name}/{n}"] for n in at] for name in evaluators},
         names=few_shot.NAMES if few else curves.NAMES,
     )

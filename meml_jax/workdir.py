@@ -20,7 +20,7 @@ from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
 # What the parameters of a finished training depend on; other fields may change in a workdir.
-_TRAINING = (
+TRAINING = (
     "seed", "precision", "learner", "embedding", "clustering", "tasks", "network", "inner", "outer",
     "episodes", "data.name", "data.image_size", "data.channels", "data.split", "data.split_seed",
     "data.num_classes", "data.per_class", "data.validation_fraction", "data.test_fraction",
@@ -122,7 +122,7 @@ def _check_same_training(workdir: Path, config: Config) -> None:
     differing = [
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
-        if name.startswith(_TRAINING) and stored[name] != value
+        if name.startswith(TRAINING) and stored[name] != value
         if not (name in OPEN and 0 in (stored[name], value))
     ]
     if differing:

@@ -1,0 +1,25 @@
+"""Supplement: rehearsal at meta-test only, or at meta-train too.
+
+The paper reports a coreset of 500 images and names 200 and 1000; `--rows` leaves them out.
+"""
+
+from meml_jax.tables import Row, Table
+
+
+def _both(title: str, presets: str, size: int) -> Row:
+    name = f"{title} RS both" + f" {size}" * (size != 500)
+    lines = {"sgd_reservoir": name, "sgd": f"{title} RS at meta-train {size}"}
+    return Row(lines, presets + f"coreset{size}")
+
+
+TABLE = Table(
+    title="Supplement: rehearsal at meta-train",
+    config="configs/omniglot.py",
+    rows={
+        "oml": Row({"sgd_reservoir": "OML RS", "sgd": "OML"}, "oml"),
+        **{f"oml_coreset{n}": _both("OML", "oml,", n) for n in (200, 500, 1000)},
+        "meml": Row({"sgd_reservoir": "MEML RS", "sgd": "MEML"}),
+        **{f"meml_coreset{n}": _both("MEML", "", n) for n in (200, 500, 1000)},
+    },
+    smoke={"test.num_classes": (10, 50)},
+)

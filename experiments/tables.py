@@ -1,0 +1,191 @@
+"""A table of the paper: trains and tests what is missing, and puts ours beside the paper's.
+
+    python experiments/tables.py --table=omniglot --results=runs/tables --data_root=DIR
+        [--rows=oml,meml] [--seeds=0,1] [--budget=smoke|short|paper] [--presets=acai]
+        [--config.a.b=value] [--report_only] [--write_docs=docs/results.md [--label=TEXT]]
+
+Tables: the files in configs/tables, or the path of one of your own. A row is a run of
+experiments/run.py in RESULTS/TABLE/ROW/seedN. Finished ones are skipped, stopped ones go on, and
+what two runs have in common (embedding, clusters, training) is made once. Several processes may
+share a results folder: each takes rows that no other has. Overrides hold for all rows. The report
+is RESULTS/TABLE/report.md, .csv and .html. Data sets lie in `--data_root`, in folders of their
+names, or where `--config.data.dir` says. Exit code 1: a row failed, the others are done.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from absl import flags
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import jax
+import run
+
+from meml_jax import checks, curves, sharing, tables
+from meml_jax.choices import OPEN
+from meml_jax.config import Config
+from meml_jax.settings import flatten, from_dict
+from meml_jax.training import Interrupted
+from meml_jax.types import UserError
+
+ROOT = Path(__file__).parents[1]
+FLAGS = flags.FlagValues()
+_define = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
+_define("table", None, "Name of a file in configs/tables, or a path.")
+_define("results", "runs/tables", "Folder of all tables' runs.")
+_define("data_root", None, "Folder with a folder of each data set's name.")
+_define("presets", "", "Presets of the config file for all rows, e.g. acai.")
+_define("write_docs", None, "Markdown file that gets the table, between marks.")
+_define("label", "", "Tells several versions of a table in one file apart.")
+flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=FLAGS)
+flags.DEFINE_list("seeds", ["0"], "Seeds, each a run of its own.", flag_values=FLAGS)
+flags.DEFINE_enum("budget", "paper", list(tables.BUDGETS), "How much to do.", flag_values=FLAGS)
+flags.DEFINE_bool("report_only", False, "Write the report of what is there.", flag_values=FLAGS)
+
+Runs = dict[tuple[str, int], Config]
+"""Settings by row and seed."""
+
+
+def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
+    """Read the command line into FLAGS: (table, settings of the runs asked for)."""
+    overrides, rest = _split(argv)
+    with run.user_errors():
+        unknown = FLAGS(rest)[1:]
+        if unknown:
+            raise UserError(f"got the argument {unknown[0]!r}, expected only flags")
+        if FLAGS.table is None:
+            raise UserError("--table=NAME is needed, e.g. --table=omniglot")
+        table = tables.load(FLAGS.table, ROOT)
+        root = FLAGS.data_root and Path(FLAGS.data_root).expanduser()
+        choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
+        settings = functools.partial(tables.settings, table, root=ROOT)
+        names = FLAGS.rows or list(table.rows)
+        seeds = [int(seed) for seed in FLAGS.seeds]
+        bare = {name: settings(name, choice=choice, seed=seeds[0]) for name in names}
+        tables.check_overrides(bare, overrides)
+        choice = tables.Choice(FLAGS.budget, FLAGS.presets, root, overrides)
+        runs = {
+            (name, seed): settings(name, choice=choice, seed=seed)
+            for name in names
+            for seed in seeds
+        }
+    for config in runs.values():
+        checks.before_loading(config)
+    return table, runs
+
+
+def _split(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Separate `--config.a.b=value` and `--config.a.b value` from the other arguments."""
+    overrides, rest, left = [], [], iter(argv)
+    for arg in left:
+        if arg.startswith("--config."):
+            overrides.append(arg if "=" in arg else f"{arg}={next(left, '')}")
+        else:
+            rest.append(arg)
+    return tuple(overrides), rest
+
+
+def folder() -> Path:
+    """Folder of the table."""
+    return Path(FLAGS.results).expanduser() / Path(FLAGS.table).stem
+
+
+def workdir_of(row: str, seed: int) -> Path:
+    """Workdir of a run."""
+    return folder() / row / f"seed{seed}"
+
+
+def finished(config: Config, workdir: Path) -> bool:
+    """Tell whether a workdir holds the results, and the report, of these very settings."""
+    try:
+        results = json.loads((workdir / "results.json").read_text())
+        stored, wanted = flatten(from_dict(results["config"])), flatten(config)
+    except (OSError, ValueError, KeyError, UserError):
+        return False
+    chosen = [name for name in (*OPEN, "test.num_classes") if not wanted[name]]  # from the images
+    free = {*chosen, "data.cache_dir", "data.download_timeout"}
+    same = all(stored[name] == value for name, value in wanted.items() if name not in free)
+    current = results.get("points_version") == curves.VERSION
+    return same and current and (workdir / "report.md").exists()
+
+
+def do(config: Config, workdir: Path, results: Path) -> None:
+    """Do one run, as experiments/run.py does, with what its siblings have made."""
+    around = functools.partial(
+        sharing.around, config=config, workdir=workdir, results=results, say=run.say
+    )
+    run.run(config, workdir, "all", around)
+    jax.clear_caches()  # what another row compiled is of no use to the next one
+    gc.collect()
+
+
+def do_all(runs: Runs) -> list[str]:
+    """Do the runs that no other process does: messages of those that failed.
+
+    A run that needs what another process is making is put off till nothing else is left.
+    """
+    results, left, failed = Path(FLAGS.results).expanduser(), dict(runs), []
+    put_off: set[tuple[str, int]] = set()
+    while left:
+        row, seed = name = next(iter(left))
+        config, workdir = left.pop(name), workdir_of(*name)
+        title = f"{row}, seed {seed}"
+        with sharing.lock(workdir.with_name(f".{workdir.name}.lock")) as ours:
+            if finished(config, workdir):
+                run.say(f"== {title}: finished, in {workdir}")
+                continue
+            if not ours:
+                run.say(f"== {title}: another process is at it")
+                continue
+            if name not in put_off and sharing.busy(config, workdir, results):
+                run.say(f"== {title}: later, another process makes what it needs")
+                put_off.add(name)
+                left[name] = config
+                continue
+            run.say(f"== {title}: {workdir}")
+            try:
+                do(config, workdir, results)
+            except UserError as error:
+                run.say(f"error: {title}: {error}")
+                failed.append(f"{title}: {error}")
+        write_report()
+    return failed
+
+
+def main(argv: list[str]) -> int:
+    """Do a table, and turn what a user can put right into one line and exit code 2."""
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__, FLAGS.get_help(), sep="\n")
+        return 0
+    try:
+        table, runs = parse(argv)
+        failed = [] if FLAGS.report_only else do_all(runs)
+        write_report()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as stop:
+        run.say(str(stop))
+        return 128 + stop.signum
+    except KeyboardInterrupt:
+        run.say("stopped; the same command goes on")
+        return 128 + signal.SIGINT
+    for message in failed:
+        print(f"failed: {message}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def write_report() -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,179 @@
+"""Products that several workdirs have in common: made once, copied by the others.
+
+Nothing rests on the copy: a stage looks at the fingerprint of what it finds, as always, and makes
+anew what does not fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from meml_jax import rounds
+from meml_jax.config import Config
+from meml_jax.files import writing
+from meml_jax.settings import flatten, from_dict
+from meml_jax.types import UserError
+from meml_jax.workdir import TRAINING, fingerprint
+
+FILES = {
+    "embed": ("embedding", "embedding.json", "embeddings.npz"),
+    "cluster": ("tasks.npz",),
+    "train": ("metrics.jsonl", "tensorboard", "points.json", "checkpoints"),
+}
+"""By stage, what it leaves; the last one tells that it is there, so it is copied last."""
+
+_DATA = ("seed", "precision", "data.", "embedding.")
+_FIELDS = {
+    "embed": _DATA,
+    "cluster": (*_DATA, "clustering.", "tasks.labels", "tasks.min_size"),
+    "train": (*TRAINING, "data.", "train."),
+}
+_COPYING = ".copying"  # ends the name, which begins with a dot, of what is not whole yet
+
+
+def key(stage: str, config: Config) -> str | None:
+    """Digest of the settings that a stage's product follows from; None: it is not shared."""
+    if stage not in FILES:
+        return None
+    if config.tasks.labels == "true" and stage != "train":
+        return None  # no embedding, and no clustering worth a copy
+    if config.clustering.rounds > 1 and stage != "embed":
+        return None  # later rounds depend on each other
+    names = _FIELDS[stage]
+    if stage == "cluster" and config.tasks.balance == "truncate":
+        names += ("tasks.balance",)  # and tasks.balance_size
+    values = {name: value for name, value in flatten(config).items() if name.startswith(names)}
+    return fingerprint(stage, values)
+
+
+def busy(config: Config, workdir: Path, results: Path) -> bool:
+    """Tell whether another process makes a product that this workdir still lacks."""
+    for stage in FILES:
+        digest = key(stage, config)
+        if digest is None or _there(stage, config, workdir):
+            continue
+        with lock(_lock_path(results, stage, digest)) as ours:
+            if not ours:
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def around(
+    stage: str, *, config: Config, workdir: Path, results: Path, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Enclose a stage: copy its product from a finished sibling, keep others from making it too.
+
+    Args:
+      stage: name of the stage.
+      config: settings of the run.
+      workdir: of the run, claimed by this process.
+      results: folder with the workdirs at RESULTS/TABLE/ROW/seed*.
+      say: prints a line.
+    """
+    digest = key(stage, config)
+    if digest is None or _there(stage, config, workdir):
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        path = _lock_path(results, stage, digest)
+        if not stack.enter_context(lock(path)):
+            say(f"{stage}: another process is making the same; waits for it")
+            stack.enter_context(lock(path, wait=True))
+        if (source := find(stage, config, workdir, results)) is not None:
+            say(f"{stage}: copies from {source}")
+            _copy(stage, config, source, workdir)
+        yield
+
+
+def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | None:
+    """Return another workdir in which a stage with the same settings is finished, or None."""
+    wanted = key(stage, config)
+    for path in sorted(results.glob("*/*/seed*/config.json")):
+        other = path.parent
+        if other == workdir or not _there(stage, config, other):
+            continue
+        # A training has ended once it was tested; its config may since have got more steps.
+        found = [_read(path)]
+        if stage == "train":
+            found += [(_read(other / "results.json") or {}).get("config")]
+        with contextlib.suppress(UserError):
+            if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
+                return other
+    return None
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock file while in use: yields whether it is ours, which it is after waiting.
+
+    Raises:
+      UserError: the file cannot be made or locked.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            ours = True
+        except BlockingIOError:
+            ours = False
+        except OSError as error:
+            raise UserError(
+                f"cannot lock {path} ({error.strerror}), which keeps two processes apart; use a "
+                "--results on a file system with locks"
+            ) from None
+        yield ours
+
+
+def _lock_path(results: Path, stage: str, digest: str) -> Path:
+    return results / ".locks" / f"{stage}-{digest}"
+
+
+def _folder(stage: str, config: Config, workdir: Path) -> Path:
+    return workdir if stage == "train" else rounds.folder(config, 1, workdir)
+
+
+def _there(stage: str, config: Config, workdir: Path) -> bool:
+    return (_folder(stage, config, workdir) / FILES[stage][-1]).exists()
+
+
+def _copy(stage: str, config: Config, source: Path, workdir: Path) -> None:
+    """Copy a product in place of what a stopped run may have left of its own."""
+    theirs, ours = _folder(stage, config, source), _folder(stage, config, workdir)
+    with writing(ours):
+        ours.mkdir(parents=True, exist_ok=True)
+        for name in FILES[stage]:
+            target, whole = ours / f".{name}{_COPYING}", ours / name
+            _remove(target)
+            _remove(whole)
+            if (theirs / name).is_dir():
+                shutil.copytree(theirs / name, target)
+            elif (theirs / name).exists():
+                shutil.copy2(theirs / name, target)
+            else:
+                continue  # an embedding that is not trained leaves no folder
+            os.replace(target, whole)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Any:
+    """Read JSON, or None where it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,190 @@
+"""A table of the paper as data: which runs it has, and what the lines of the table are called."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from meml_jax.config import Config
+from meml_jax.settings import check_field, config_dict, flatten, from_dict, override
+from meml_jax.types import UserError
+
+SMOKE: dict[str, Any] = {
+    "embedding.name": "pca",
+    "embedding.dim": 32,
+    "clustering.max_iter": 10,
+    "network.channels": 8,
+    "network.hidden": 32,
+    "tasks.num_buckets": 2,
+    "outer.lr": 1e-3,
+    "train.steps": 100,
+    "train.log_every": 50,
+    "train.checkpoint_every": 100,
+    "train.validate_every": 100,
+    "test.runs": 5,
+    "test.trajectories": 1,
+    "test.learning_rates": (0.01, 0.001),
+    "test.episodes": 20,
+}
+BUDGETS: dict[str, dict[str, Any]] = {"smoke": SMOKE, "short": {"train.steps": 10_000}, "paper": {}}
+"""What a budget sets in every row: `smoke` shows that all of it works, in minutes; `paper` trains
+as long as the table's config file says, which is as long as the paper did where it says so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One training, which gives a line of the table for each head that is tested.
+
+    Attributes:
+      lines: head to the name of its line, in `paper.PAPER` where the paper has the line; a head
+        that is not here is named after the first one.
+      presets: of the table's config file, separated by commas.
+      values: further settings.
+      part: heading under which the line stands, where a table has several parts.
+    """
+
+    lines: Mapping[str, str]
+    presets: str = ""
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    part: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Rows that stand beside each other.
+
+    Attributes:
+      title: of the report.
+      config: file in configs/ that all rows start from.
+      rows: by name, which is also the name of the row's folder.
+      smoke: what the budget `smoke` sets here, beside `SMOKE`.
+      note: a sentence for the report.
+    """
+
+    title: str
+    config: str
+    rows: Mapping[str, Row]
+    smoke: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What the user chose for all rows of a table.
+
+    Attributes:
+      budget: name in `BUDGETS`.
+      presets: of the config file, before those of the row.
+      data_root: folder whose folders are named after the data sets; None: not used.
+      overrides: `--config.a.b=value`, as on the command line; they win.
+    """
+
+    budget: str = "paper"
+    presets: str = ""
+    data_root: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def load(name: str, root: Path) -> Table:
+    """Load a table by its name in configs/tables, or by the path of a file of one's own.
+
+    Raises:
+      UserError: there is no such table.
+    """
+    folder = root / "configs" / "tables"
+    path = Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    if not path.is_file():
+        names = sorted(file.stem for file in folder.glob("*.py"))
+        raise UserError(f"--table={name!r}, expected one of {names} or a file")
+    table = _module(path).TABLE
+    assert isinstance(table, Table), path
+    return table
+
+
+def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) -> Config:
+    """Resolve a row: the config file with presets, the row, the budget, the user's overrides.
+
+    Args:
+      table: the table.
+      name: of one of its rows.
+      root: folder that `table.config` starts from.
+      choice: the user's.
+      seed: of the run.
+
+    Raises:
+      UserError: an unknown row, preset, field or value.
+    """
+    if name not in table.rows:
+        raise UserError(f"--rows has {name!r}, expected some of {', '.join(table.rows)}")
+    row = table.rows[name]
+    presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
+    config = from_dict(_module(root / table.config).get_config(presets).to_dict())
+    budget = BUDGETS[choice.budget] | (table.smoke if choice.budget == "smoke" else {})
+    # The row comes last: what tells it from the other rows holds in every budget.
+    config = override(config, {**budget, **row.values, "seed": seed})
+    config = override(config, _folders(config, choice.data_root))
+    return _overridden(config, choice.overrides)
+
+
+def overridden_fields(overrides: Iterable[str]) -> list[str]:
+    """Name the fields of overrides such as `--config.train.steps=100`."""
+    return [arg.removeprefix("--config.").split("=")[0] for arg in overrides]
+
+
+def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> None:
+    """Refuse to override, for all rows, what tells them apart: their names would be wrong.
+
+    Args:
+      configs: of the rows chosen, without the overrides.
+      overrides: as on the command line.
+
+    Raises:
+      UserError: names the field and two rows in which it differs.
+    """
+    for field in overridden_fields(overrides):
+        check_field(field)
+        if field == "seed":
+            raise UserError("--config.seed holds for all rows; use --seeds=0,1 instead")
+        (first, one), *others = ((name, flatten(c)[field]) for name, c in configs.items())
+        for name, other in others:
+            if other != one:
+                raise UserError(
+                    f"--config.{field} would make rows alike that differ in it: {one!r} in "
+                    f"{first}, {other!r} in {name}; choose rows that agree with --rows"
+                )
+
+
+def _folders(config: Config, root: Path | None) -> dict[str, Any]:
+    """Folders of the data sets below `root`, those that are there."""
+    if root is None:
+        return {}
+    if not root.is_dir():
+        raise UserError(f"--data_root={root}: there is no such folder")
+    names = {"data.dir": config.data.name, "test_data.dir": config.test_data.name}
+    folders = {field: root / name for field, name in names.items() if name}
+    return {field: str(folder) for field, folder in folders.items() if folder.is_dir()}
+
+
+def _overridden(config: Config, overrides: Sequence[str]) -> Config:
+    """Apply overrides as `experiments/run.py` does, by the types of the fields."""
+    from ml_collections import config_flags  # only programs with a command line need it
+
+    argv, values = ["tables", *overrides], flags.FlagValues()
+    holder = config_flags.DEFINE_config_dict(
+        "config", config_dict(config), flag_values=values, sys_argv=argv
+    )
+    values(argv)
+    return from_dict(holder.value.to_dict())
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
