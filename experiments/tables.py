@@ -20,6 +20,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -29,9 +30,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 import run
 
-from meml_jax import checks, curves, sharing, tables
+from meml_jax import checks, comparison, curves, sharing, table_report, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
+from meml_jax.files import write_atomic
 from meml_jax.settings import flatten, from_dict
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
@@ -68,6 +70,8 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
         choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
         settings = functools.partial(tables.settings, table, root=ROOT)
         names = FLAGS.rows or list(table.rows)
+        if not all(seed.isdigit() for seed in FLAGS.seeds) or not FLAGS.seeds:
+            raise UserError(f"--seeds={','.join(FLAGS.seeds)}, expected numbers such as 0,1")
         seeds = [int(seed) for seed in FLAGS.seeds]
         bare = {name: settings(name, choice=choice, seed=seeds[0]) for name in names}
         tables.check_overrides(bare, overrides)
@@ -127,7 +131,7 @@ def do(config: Config, workdir: Path, results: Path) -> None:
     gc.collect()
 
 
-def do_all(runs: Runs) -> list[str]:
+def do_all(table: tables.Table, runs: Runs) -> list[str]:
     """Do the runs that no other process does: messages of those that failed.
 
     A run that needs what another process is making is put off till nothing else is left.
@@ -156,8 +160,39 @@ def do_all(runs: Runs) -> list[str]:
             except UserError as error:
                 run.say(f"error: {title}: {error}")
                 failed.append(f"{title}: {error}")
-        write_report()
+        write_report(table)
     return failed
+
+
+def write_report(table: tables.Table) -> None:
+    """Write the report of what is stored, and the block of the document that the user named."""
+    choice = tables.Choice(presets=FLAGS.presets)
+    configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
+    lines = comparison.make_lines(table, configs, comparison.read(folder()))
+    name, label = folder().name, FLAGS.label and f", {FLAGS.label}"
+    said = f"## {table.title}{label}\n\n{table.note}".strip()
+    text = table_report.write(folder(), table, lines, commands(table, lines), said)
+    if FLAGS.write_docs:
+        path = Path(FLAGS.write_docs).expanduser()
+        document = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomic(path, table_report.insert(document, f"{name}{label}", text))
+    run.say(f"report: {folder() / 'report.html'}")
+
+
+def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
+    """Write the commands that make what the lines hold, from the settings stored with it."""
+    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for line in lines:
+        if line.results and line.kind != "baseline":
+            config = table_report.config_of(line)
+            flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
+            names = rows.setdefault((line.seeds, flags_), [])
+            names += [line.row] * (line.row not in names)
+    return [
+        f"python experiments/tables.py --table={folder().name} --rows={','.join(names)} "
+        f"--seeds={','.join(map(str, seeds))} --data_root=DIR {rest}"
+        for (seeds, rest), names in rows.items()
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -167,8 +202,8 @@ def main(argv: list[str]) -> int:
         return 0
     try:
         table, runs = parse(argv)
-        failed = [] if FLAGS.report_only else do_all(runs)
-        write_report()
+        failed = [] if FLAGS.report_only else do_all(table, runs)
+        write_report(table)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -181,10 +216,6 @@ def main(argv: list[str]) -> int:
     for message in failed:
         print(f"failed: {message}", file=sys.stderr)
     return 1 if failed else 0
-
-
-def write_report() -> None:
-    pass
 
 
 if __name__ == "__main__":

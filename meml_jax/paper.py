@@ -1,4 +1,4 @@
-"""The accuracies that the paper reports, to stand beside ours."""
+"""The numbers that the paper reports, to stand beside ours."""
 
 from __future__ import annotations
 
@@ -40,6 +40,9 @@ PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
             "MEML 256": (70.0, 48.4, 36.0, 34.0, 21.6),
             "MEML 512": (54.7, 36.4, 26.2, 14.1, 21.4),
             "MEML 64 RS": (54.0, 39.0, 31.2, 27.3, 16.4),
+            "SeLa: OML": (50.0, 25.0, 18.0, 31.3, 15.0),
+            "SeLa: MEML 64": (50.0, 35.0, 17.3, 31.3, 17.0),
+            "SeLa: MEML 256": (64.0, 31.0, 17.3, 32.5, 18.3),
         },
     ),
     "slimagenet64": (
@@ -96,6 +99,12 @@ FEW_SHOT: dict[str, tuple[tuple[tuple[int, int], ...], dict[str, tuple[float, ..
 }
 """By data set: (ways, shots) of the test, and rows in %, named by the training's ways and shots."""
 
+COST: dict[str, dict[str, tuple[int, float]]] = {
+    "omniglot": {"oml": (92, 2.239), "meml": (47, 0.743)},
+    "mini_imagenet": {"oml": (464, 3.111), "meml": (238, 1.147)},
+}
+"""By data set and learner: minutes of training and GB of a GPU, which is not named (supplement)."""
+
 
 def few_shot_rows(dataset: str) -> dict[str, dict[tuple[int, int], float]]:
     """Return Table 3 of the paper, row name to {(ways, shots): accuracy in %}."""
@@ -141,6 +150,8 @@ def rows_beside(config: Config, dataset: str) -> dict[str, dict[int, float]]:
     # On some sets the paper's rows carry the number of clusters.
     number = config.clustering.num_clusters
     names = {n for row in rows for n in (row, f"{row} {number}", _with_clusters(row, number))}
+    if config.embedding.name == "sela":
+        names = {f"SeLa: {name}" for name in names}
     return {name: row for name, row in paper_rows(dataset).items() if name in names}
 
 

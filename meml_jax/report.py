@@ -50,7 +50,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
 
 def _run(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
-    embedding = ", ".join(f"{k} {_value(v)}" for k, v in (results.get("embedding") or {}).items())
+    embedding = ", ".join(f"{k} {plain(v)}" for k, v in (results.get("embedding") or {}).items())
     facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
     if departures := results.get("departures"):
         settings = ", ".join(f"`{name}`={value}" for name, value in departures.items())
@@ -78,7 +78,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
             published = [f"{row[n]:.1f}" if n in row else "-" for n in counts]
             rows.append((f"{name} (paper)", published))
     chance = {n: point["chance"] for _, row in points for n, point in row.items()}
-    rows.append(("chance", [_percent(chance[n]) for n in counts]))
+    rows.append(("chance", [percent(chance[n]) for n in counts]))
     blocks = [
         "## Accuracy",
         "Test accuracy in % over all classes seen, by number of classes, ± half the width of the "
@@ -92,15 +92,15 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
             "Train accuracy in %, on the stream's own images. Low here: not learned, or forgotten; "
             "high here and low above: not generalised.",
             "train_accuracy",
-            _percent,
+            percent,
         ),
         (
             "Test accuracy in % when the same stream comes in random order: an oracle that has "
             "nothing to forget.",
             "iid_accuracy",
-            _percent,
+            percent,
         ),
-        ("Chosen learning rate of the meta-test.", "learning_rate", _value),
+        ("Chosen learning rate of the meta-test.", "learning_rate", plain),
     ):
         cells = [(name, [form(row.get(n, {}).get(key)) for n in counts]) for name, row in points]
         table = [(name, row) for name, row in cells if set(row) != {"-"}]
@@ -126,9 +126,9 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
     for name, row in few_shot_rows(results["dataset"]).items():
         if set(row) & set(at):
             rows.append(
-                (f"{name} (paper)", [_percent(row[n] / 100) if n in row else "-" for n in at])
+                (f"{name} (paper)", [percent(row[n] / 100) if n in row else "-" for n in at])
             )
-    rows.append(("chance", [_percent(points[0][1][n]["chance"]) for n in at]))
+    rows.append(("chance", [percent(points[0][1][n]["chance"]) for n in at]))
     runs = sorted({point["runs"] for point in test["points"]})
     return [
         "## Accuracy",
@@ -161,7 +161,7 @@ def _verdict(points: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, 
 def _clustering(values: Mapping[str, Any]) -> list[str]:
     if not values:
         return []
-    size = [_value(values.get(f"size_{name}")) for name in ("min", "median", "max")]
+    size = [plain(values.get(f"size_{name}")) for name in ("min", "median", "max")]
     facts = {"from": "true labels (oracle)" if values.get("labels") == "true" else None}
     facts |= {f"clusters {k}": values.get(k) for k in ("requested", "actual", "kept", "dropped")}
     facts["images"] = values.get("images")
@@ -193,7 +193,7 @@ def _cost(values: Mapping[str, Any]) -> list[str]:
 
 
 def _bullets(facts: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: {_value(v)}" for name, v in facts.items() if v is not None)
+    return "\n".join(f"- {name}: {plain(v)}" for name, v in facts.items() if v is not None)
 
 
 def _table(
@@ -208,10 +208,10 @@ def _interval(point: Mapping[str, Any] | None) -> str:
     if point is None:
         return "-"
     half = point.get("ci95")
-    return _percent(point["accuracy"]) + (f" ± {_percent(half)}" if half is not None else "")
+    return percent(point["accuracy"]) + (f" ± {percent(half)}" if half is not None else "")
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     """Give a share in % with one decimal, rounded as by hand: 0.9625 is 96.3."""
     if share is None:
         return "-"
@@ -219,7 +219,7 @@ def _percent(share: float | None) -> str:
     return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
-def _value(value: Any) -> str:
+def plain(value: Any) -> str:
     """Give a number in four digits, whole numbers in full."""
     if value is None:
         return "-"

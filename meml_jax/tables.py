@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ SMOKE: dict[str, Any] = {
 BUDGETS: dict[str, dict[str, Any]] = {"smoke": SMOKE, "short": {"train.steps": 10_000}, "paper": {}}
 """What a budget sets in every row: `smoke` shows that all of it works, in minutes; `paper` trains
 as long as the table's config file says, which is as long as the paper did where it says so."""
+
+PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
+"""Fields on which no number depends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +128,32 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
     config = from_dict(_module(root / table.config).get_config(presets).to_dict())
-    budget = BUDGETS[choice.budget] | (table.smoke if choice.budget == "smoke" else {})
+    budget = {**BUDGETS[choice.budget], **(table.smoke if choice.budget == "smoke" else {})}
     # The row comes last: what tells it from the other rows holds in every budget.
     config = override(config, {**budget, **row.values, "seed": seed})
     config = override(config, _folders(config, choice.data_root))
     return _overridden(config, choice.overrides)
+
+
+def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> str:
+    """Write the flags of experiments/tables.py that give a row the settings `config`.
+
+    The budget is the one that needs the fewest overrides; where the data lie, and the seed, are
+    left out.
+    """
+
+    def missing(budget: str) -> dict[str, Any]:
+        choice = Choice(budget, presets)
+        start = flatten(settings(table, name, root, choice, seed=config.seed))
+        return {k: v for k, v in flatten(config).items() if k not in PLACES and v != start[k]}
+
+    needed = {budget: missing(budget) for budget in reversed(BUDGETS)}
+    budget = min(needed, key=lambda name: len(needed[name]))
+    words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
+    for field, value in needed[budget].items():
+        text = f"({','.join(map(str, value))},)" if isinstance(value, tuple) else str(value)
+        words.append(shlex.quote(f"--config.{field}={text}"))
+    return " ".join(words)
 
 
 def overridden_fields(overrides: Iterable[str]) -> list[str]:

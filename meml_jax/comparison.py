@@ -1,0 +1,233 @@
+"""Ours beside the paper's: the lines of a table, from stored results alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.stats
+
+from meml_jax import paper
+from meml_jax.config import Config
+from meml_jax.settings import flatten, from_dict
+from meml_jax.tables import PLACES, Table
+from meml_jax.workdir import fingerprint
+
+BASELINES = ("pixels", "untrained")
+At = int | tuple[int, int]
+"""Where a curve is measured: a number of classes, or (ways, shots)."""
+
+Stored = Mapping[str, Mapping[int, dict[str, Any]]]
+"""`results.json` by row and seed."""
+
+
+class Cell(NamedTuple):
+    """A measured accuracy.
+
+    Attributes:
+      accuracy: mean over runs and seeds, in [0, 1].
+      ci95: half of the 95 % interval.
+      runs: of all seeds together.
+      chance: accuracy of guessing.
+      by_seed: mean of each seed.
+    """
+
+    accuracy: float
+    ci95: float
+    runs: int
+    chance: float
+    by_seed: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A line of a table.
+
+    Attributes:
+      part: heading under which it stands.
+      row: training that it comes from.
+      title: its name, the paper's where the paper has it.
+      head: that was tested.
+      kind: oracle, unsupervised or baseline.
+      named: whether the table names it, other heads aside.
+      paper: the paper's accuracies in %, as far as it has them.
+      cells: ours, as far as they are measured.
+      seeds: of ours.
+      steps: of meta-training; None: not run, or not trained.
+      results: `results.json` of each seed.
+    """
+
+    part: str
+    row: str
+    title: str
+    head: str
+    kind: str
+    named: bool
+    paper: Mapping[At, float]
+    cells: Mapping[At, Cell]
+    seeds: tuple[int, ...] = ()
+    steps: int | None = None
+    results: tuple[dict[str, Any], ...] = ()
+
+
+def read(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read what the runs of a table have stored below its folder; what is broken is left out."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*/seed*/results.json")):
+        number = path.parent.name.removeprefix("seed")
+        results = _json(path)
+        if results is not None and number.isdigit():
+            first = "round1/" if results["config"]["clustering"]["rounds"] > 1 else ""
+            embedding = _json(path.parent / f"{first}embedding.json") or {}
+            results["embedding_seconds"] = embedding.get("seconds")
+            found.setdefault(path.parent.parent.name, {})[int(number)] = results
+    return found
+
+
+def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
+    """Bring the points of several seeds together; one seed's point stays as it is.
+
+    With S seeds of n runs, variance s_w^2 of the runs of a seed and s_b^2 of the seeds' means,
+
+      mean = mean of the seeds' means,  se^2 = max(s_b^2, s_w^2 / n) / S,
+
+    and the interval is mean +- t_{0.975, S n - 1} se: that of all runs together where seeds differ
+    no more than their runs explain. Where they differ more, it is too narrow for so few seeds, as
+    t is that of the number of runs.
+
+    Args:
+      points: entries of `points` in results.json, of one number of classes.
+    """
+    means = [float(point["accuracy"]) for point in points]
+    runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
+    if len(points) == 1:
+        return Cell(means[0], float(points[0]["ci95"]), runs, chance, tuple(means))
+    within = np.mean([np.var(p["accuracies"], ddof=1) if p["runs"] > 1 else 0.0 for p in points])
+    between = np.var(means, ddof=1)
+    error = np.sqrt(max(between, within * len(points) / runs) / len(points))
+    half = float(scipy.stats.t.ppf(0.975, runs - 1) * error)
+    return Cell(float(np.mean(means)), half, runs, chance, tuple(means))
+
+
+def verdict(cell: Cell, published: float) -> str:
+    """Say where our interval lies against the paper's number in %: above, within or below."""
+    gap = cell.accuracy - published / 100
+    if abs(gap) <= cell.ci95:
+        return "within"
+    return "above" if gap > 0 else "below"
+
+
+def best(lines: Sequence[Line], at: At) -> float | None:
+    """Find the best of our accuracies, oracles aside, unless there is nothing else."""
+    measured = [(line.kind, line.cells[at].accuracy) for line in lines if at in line.cells]
+    fair = [accuracy for kind, accuracy in measured if kind != "oracle"]
+    return max(fair or [accuracy for _, accuracy in measured], default=None)
+
+
+def columns(lines: Sequence[Line]) -> list[At]:
+    """List where anything is measured, or, where nothing is, what the paper has."""
+    ours: set[At] = {at for line in lines for at in line.cells}
+    theirs: set[At] = {at for line in lines for at in line.paper}
+    return sorted(ours or theirs, key=lambda at: (at,) if isinstance(at, int) else at)
+
+
+def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> list[Line]:
+    """Make the lines of a table, its parts one after another; baselines stand last in a part.
+
+    Args:
+      table: the table.
+      configs: settings of its rows, whatever the seed.
+      stored: what `read` found.
+    """
+    lines: list[Line] = []
+    for part in dict.fromkeys(row.part for row in table.rows.values()):
+        rows = [name for name, row in table.rows.items() if row.part == part]
+        here = [line for n in rows for line in _of_row(table, n, configs[n], stored.get(n, {}))]
+        others = [line for line in here if line.kind != "baseline"]
+        # What learns nothing is the same beside each row; the first one's are shown.
+        shown = {line.head: line for line in reversed(here) if line.kind == "baseline"}
+        lines += others + [shown[head] for head in BASELINES if head in shown]
+    return lines
+
+
+def _of_row(
+    table: Table, name: str, config: Config, runs: Mapping[int, dict[str, Any]]
+) -> list[Line]:
+    """Make the lines of one training; seeds of other settings give lines of their own."""
+    row, groups = table.rows[name], _same_settings(runs)
+    if groups:  # what was done, whatever the table would do now
+        config = from_dict(runs[groups[0][0]]["config"])
+    oracle = config.tasks.labels == "true"
+    kind = "oracle" if oracle else "unsupervised"
+    published = _published(config)
+    first = next(iter(row.lines.values()))
+    lines: list[Line] = []
+    for seeds in groups:
+        results = tuple(runs[seed] for seed in seeds)
+        test = results[0]["meta_test"]
+        curves = {curve["head"]: curve for curve in (test, *results[0]["comparisons"])}
+        others = f" (seeds {', '.join(map(str, seeds))})" if len(groups) > 1 else ""
+        for head, curve in curves.items():
+            title = row.lines.get(head, f"{first}, {curve.get('name', head)}")
+            baseline = head in BASELINES
+            line = Line(
+                row.part,
+                name,
+                str(curve["name"]) if baseline else title + others,
+                head,
+                "baseline" if baseline else kind,
+                head in row.lines or baseline,
+                published.get(title, {}) if head in row.lines else {},
+                _cells(results, head),
+                tuple(seeds),
+                None if baseline else int(test["checkpoint_step"]),
+                results,
+            )
+            lines.append(line)
+    done = {line.head for line in lines}
+    lines += [
+        Line(row.part, name, title, head, kind, True, published.get(title, {}), {})
+        for head, title in row.lines.items()
+        if head not in done
+    ]
+    order = [*row.lines, *(line.head for line in lines)]
+    return sorted(lines, key=lambda line: order.index(line.head))
+
+
+def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
+    points: dict[At, list[Mapping[str, Any]]] = {}
+    for one in results:
+        for curve in (one["meta_test"], *one["comparisons"]):
+            for point in curve["points"] if curve["head"] == head else []:
+                n = point["num_classes"]
+                at = (n, point["shots"]) if "shots" in point else n
+                points.setdefault(at, []).append(point)
+    return {at: combine(of_seeds) for at, of_seeds in points.items()}
+
+
+def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """Group seeds by all other settings that a number depends on."""
+    groups: dict[str, list[int]] = {}
+    for seed, results in sorted(runs.items()):
+        values = flatten(from_dict(results["config"]))
+        values = {k: v for k, v in values.items() if k != "seed" and k not in PLACES}
+        groups.setdefault(fingerprint(values), []).append(seed)
+    return list(groups.values())
+
+
+def _published(config: Config) -> Mapping[str, Mapping[Any, float]]:
+    """The paper's rows for the data set, or pair of data sets, of a run."""
+    other = config.test_data.name
+    dataset = f"{config.data.name}_{other}" if other else config.data.name
+    return paper.few_shot_rows(dataset) if config.episodes.ways else paper.paper_rows(dataset)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

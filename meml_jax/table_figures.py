@@ -1,0 +1,145 @@
+"""Figures of a table of the paper: our curves with intervals, the paper's beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from meml_jax import figures
+from meml_jax.comparison import At, Line, columns
+
+_GRAY = "#666666"
+Looks = Mapping[str, dict[str, Any]]
+"""Colour and marker of each row."""
+
+
+def label(at: At) -> str:
+    """Name a column: `10`, or `20,5` for ways and shots."""
+    return str(at) if isinstance(at, int) else f"{at[0]},{at[1]}"
+
+
+def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> None:
+    """Draw the lines of one part of a table: a row of panels for each head, ours and the paper's.
+
+    Args:
+      lines: of `comparison.make_lines`, of one part.
+      path: PNG to write, on a white ground.
+      title: of the figure.
+    """
+    at = columns(lines)
+    drawn = [line for line in lines if line.kind != "baseline"]
+    heads = list(dict.fromkeys(line.head for line in drawn))
+    rows = list(dict.fromkeys(line.row for line in drawn))
+    looks = {row: _look(i) for i, row in enumerate(rows)}
+    with matplotlib.rc_context(figures.STYLE):
+        tall = max(3.0, 0.24 * (len(rows) + 4))
+        figure = Figure(figsize=(11.0, 0.4 + (tall + 0.5) * len(heads)), layout="constrained")
+        panels = figure.subplots(len(heads), 2, squeeze=False, sharey="row")
+        for (ours, theirs), head in zip(panels, heads, strict=True):
+            here = [line for line in drawn if line.head == head]
+            handles = _ours(ours, here, at, looks)
+            handles |= _unlearned(ours, lines, at)
+            ours.set_title(f"{_head_name(lines, head)}: ours, 95 % interval", loc="left")
+            handles |= _paper(theirs, here, at, looks, handles)
+            theirs.set_title(f"{_head_name(lines, head)}: the paper", loc="left")
+            ours.set_ylabel("test accuracy (%)")
+            ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
+            place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+            theirs.legend(handles=list(handles.values()), **place)
+        figure.suptitle(title, fontsize=11)
+        figures.save(figure, path)
+
+
+def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:
+    """Draw what is measured: handles by the name of the line."""
+    handles = {}
+    for i, line in enumerate(lines):
+        known = [place for place in at if place in line.cells]
+        if known:
+            y = [100 * line.cells[place].accuracy for place in known]
+            half = [100 * line.cells[place].ci95 for place in known]
+            # Points that no curve joins stand side by side.
+            x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
+            look = looks[line.row] | {"capsize": 2, "elinewidth": 1, "label": line.title}
+            handles[line.title] = ax.errorbar(x, y, half, **look, **_joined(at))
+    return handles
+
+
+def _paper(
+    ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks, drawn: dict[str, Any]
+) -> dict[str, Any]:
+    """Draw the paper's numbers; handles of the lines that have none of ours."""
+    handles = {}
+    for i, line in enumerate(lines):
+        known = [place for place in at if place in line.paper]
+        if known:
+            x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
+            look = looks[line.row] | {"mfc": "white", "label": f"{line.title} (paper)"}
+            style = _joined(at) or {"ls": "--"}
+            handle = ax.plot(x, [line.paper[place] for place in known], **look | style)[0]
+            if line.title not in drawn:
+                handles[line.title] = handle
+    if not ax.has_data():
+        _places(ax, at, at)
+        ax.text(0.5, 0.5, "not in the paper", ha="center", color=_GRAY, transform=ax.transAxes)
+    return handles
+
+
+def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, Any]:
+    """Draw in gray what learns nothing: baselines and chance."""
+    handles = {}
+    baselines = [line for line in lines if line.kind == "baseline"]
+    for line, dashes in zip(baselines, ("-.", ":"), strict=False):
+        name = line.title.removeprefix("baseline: ")
+        known = [place for place in at if place in line.cells]
+        y = [100 * line.cells[place].accuracy for place in known]
+        look: dict[str, Any] = {"color": _GRAY, "lw": 1.3, "ls": dashes, "label": name}
+        look |= {} if _is_curve(at) else {"ls": "none", "marker": "x" if dashes == ":" else "+"}
+        handles[name] = ax.plot(_places(ax, at, known), y, **look)[0]
+    chance = {p: 100 * c.chance for line in lines for p, c in line.cells.items() if p in at}
+    if chance:
+        known = [place for place in at if place in chance]
+        style: dict[str, Any] = {"color": "#999999", "lw": 1.0, "marker": "_", "label": "chance"}
+        y = [chance[place] for place in known]
+        handles["chance"] = ax.plot(_places(ax, at, known), y, **style | _joined(at))[0]
+    return handles
+
+
+def _is_curve(at: Sequence[At]) -> bool:
+    return all(isinstance(place, int) for place in at)  # (ways, shots) are none
+
+
+def _joined(at: Sequence[At]) -> dict[str, Any]:
+    return {} if _is_curve(at) else {"ls": "none"}
+
+
+def _places(ax: Axes, at: Sequence[At], known: Sequence[At]) -> np.ndarray:
+    """Label the axis with all columns, and return where the known ones lie on it."""
+    curve = _is_curve(at)
+    spots = {place: place if isinstance(place, int) else i for i, place in enumerate(at)}
+    ax.set_xticks(list(spots.values()), [label(place) for place in at])
+    ax.set_xlabel("number of classes learned" if curve else "ways,shots of the test")
+    return np.array([spots[place] for place in known], float)
+
+
+def _head_name(lines: Sequence[Line], head: str) -> str:
+    """Name a head as the results do."""
+    for line in lines:
+        for results in line.results:
+            for curve in results["comparisons"]:
+                if curve["head"] == head:
+                    return str(curve["name"])
+    return {"sgd": "sgd head", "adapted": "adapted to the support set"}.get(head, head)
+
+
+def _look(i: int) -> dict[str, Any]:
+    """Give a row a colour and a marker; no two of 49 rows have both alike."""
+    colors, markers = figures.COLORS, figures.MARKERS
+    marker = markers[(i + i // len(colors)) % len(markers)]
+    return {"color": colors[i % len(colors)], "marker": marker}
