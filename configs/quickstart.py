@@ -43,6 +43,7 @@ SMOKE = {
     "embedding.name": "pca",
     "data.num_classes": 60,
     "clustering.num_clusters": 40,
+    "tasks.num_buckets": 2,
     "network.channels": 8,
     "network.hidden": 32,
     "train.steps": 40,

@@ -40,10 +40,10 @@ ACAI = {"embedding.dim": 256, "embedding.batch_size": 64}
 ROWS: dict[str, dict[str, Any]] = {
     "pixels": {"embedding.name": "pixels"},
     "pca": {"embedding.name": "pca", "embedding.dim": 64},
-    "pca_whitened": {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": True},
+    "pca_whitened": {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
     "random": {"embedding.name": "random"},
     "acai": {"embedding.name": "acai", **ACAI},
-    "acai_whitened": {"embedding.name": "acai", **ACAI, "embedding.whiten": True},
+    "acai_whitened": {"embedding.name": "acai", **ACAI, "embedding.whiten": 1.0},
     "deepcluster": {"embedding.name": "deepcluster"},
     "sela": {"embedding.name": "sela"},
     "contrastive": {"embedding.name": "contrastive"},

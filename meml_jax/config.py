@@ -45,7 +45,7 @@ class EmbeddingConfig:
 
     name: str = "pca"  # a row of embeddings.EMBEDDINGS, or npz
     dim: int = 64  # pca, deepcluster, sela: number of components
-    whiten: bool = False  # decorrelate, unit variance; for any embedding
+    whiten: float = 0.0  # decorrelate; 1: unit variance, 0.5: half way; for any embedding
     normalize: bool = False  # l2-normalise each vector, after whitening
     channels: int = 256  # contrastive: width of the FEN; deepcluster, sela: of AlexNet
     views: str = "drawing"  # contrastive, deepcluster, sela: drawing, photo
@@ -185,6 +185,7 @@ class Config:
 
     preset: str = "paper"
     seed: int = 0
+    seeds: int = 1  # runs with seed, seed + 1, ..., each in WORKDIR/seed<k>; 1: one, in WORKDIR
     precision: str = "highest"  # jax_default_matmul_precision
     learner: str = "meml"
     data: DataConfig = DataConfig()

@@ -127,6 +127,18 @@ def test_whiten_gives_uncorrelated_directions_of_unit_variance():
     np.testing.assert_allclose(np.sum((white[:1] - white[1:10]) ** 2, axis=1), expected, rtol=1e-3)
 
 
+def test_whitening_in_part_lies_between_the_components_and_unit_variance():
+    z = correlated()
+    deviation = embeddings.whiten(z, 1e-9).std(axis=0)
+    for power in (0.5, 1.0):
+        part = embeddings.whiten(z, power)
+        np.testing.assert_allclose(part.std(axis=0), deviation ** (1 - power), rtol=1e-2)
+    unit = embeddings.rescale(z, EmbeddingConfig(whiten=0.5, normalize=True))
+    np.testing.assert_allclose(unit, embeddings.l2_normalize(embeddings.whiten(z, 0.5)))
+    with pytest.raises(UserError, match=r"embedding.whiten=1.5, expected 0 \(not at all\) to 1"):
+        embeddings.rescale(z, EmbeddingConfig(whiten=1.5))
+
+
 def test_whiten_drops_directions_that_do_not_vary():
     z = np.concatenate([correlated(dim=4, rank=2), np.zeros((300, 2), np.float32)], axis=1)
     white = embeddings.whiten(z)

@@ -7,27 +7,36 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from meml_jax.config import EmbeddingConfig
+from meml_jax.types import UserError
 
 
 def rescale(embeddings: np.ndarray, config: EmbeddingConfig) -> np.ndarray:
-    """Whiten and scale to length 1, in this order, as far as `whiten` and `normalize` ask for."""
-    embeddings = whiten(embeddings) if config.whiten else embeddings
+    """Whiten and scale to length 1, in this order, as far as `whiten` and `normalize` ask for.
+
+    Raises:
+      UserError: `whiten` does not lie in [0, 1].
+    """
+    if not 0 <= config.whiten <= 1:
+        raise UserError(f"embedding.whiten={config.whiten}, expected 0 (not at all) to 1")
+    embeddings = whiten(embeddings, config.whiten) if config.whiten else embeddings
     return l2_normalize(embeddings) if config.normalize else embeddings
 
 
-def whiten(embeddings: np.ndarray) -> np.ndarray:
-    """Decorrelate embeddings [N, D] and scale each direction to unit variance, float32 [N, D'].
+def whiten(embeddings: np.ndarray, power: float = 1.0) -> np.ndarray:
+    """Decorrelate embeddings [N, D] and even out their directions, float32 [N, D'].
 
-    D' is D, or less where the embeddings do not vary in all directions; at least 1.
+    Direction i, of standard deviation s_i, is divided by s_i ** power: 1 gives each unit variance,
+    less keeps more of what tells the directions apart. D' is D, or less where the embeddings do not vary in all directions; at least 1.
     """
     # One thread: the same sums in the same order on every machine. Where nothing varies, the
     # ratios of variance, which are not used, are 0 / 0.
     with threadpool_limits(1), np.errstate(invalid="ignore"):
-        model = PCA(whiten=True, svd_solver="full").fit(embeddings)
+        model = PCA(svd_solver="full").fit(embeddings)
         variance = model.explained_variance_
         kept = variance > 1e-6 * variance[0]  # what is smaller is rounding
         kept[0] = True
-        return model.transform(embeddings)[:, kept].astype(np.float32)
+        scale = np.where(kept, variance, 1.0) ** (power / 2)
+        return (model.transform(embeddings) / scale)[:, kept].astype(np.float32)
 
 
 def l2_normalize(embeddings: np.ndarray) -> np.ndarray:
