@@ -182,12 +182,10 @@ def write_report(table: tables.Table) -> None:
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
     """Write the commands that make what the lines hold, from the settings stored with it."""
     rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    for line in lines:
-        if line.results and line.kind != "baseline":
-            config = table_report.config_of(line)
-            flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
-            names = rows.setdefault((line.seeds, flags_), [])
-            names += [line.row] * (line.row not in names)
+    for line in table_report.trainings(lines):
+        config = table_report.config_of(line)
+        flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
+        rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [
         f"python experiments/tables.py --table={folder().name} --rows={','.join(names)} "
         f"--seeds={','.join(map(str, seeds))} --data_root=DIR {rest}"

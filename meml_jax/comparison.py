@@ -121,11 +121,12 @@ def verdict(cell: Cell, published: float) -> str:
     return "above" if gap > 0 else "below"
 
 
-def best(lines: Sequence[Line], at: At) -> float | None:
-    """Find the best of our accuracies, oracles aside, unless there is nothing else."""
-    measured = [(line.kind, line.cells[at].accuracy) for line in lines if at in line.cells]
-    fair = [accuracy for kind, accuracy in measured if kind != "oracle"]
-    return max(fair or [accuracy for _, accuracy in measured], default=None)
+def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
+    """Tell whether ours is the best of `lines` there; oracles count only among themselves."""
+    measured = [one for one in lines if at in one.cells]
+    fair = [one for one in measured if one.kind != "oracle"] or measured
+    top = max((one.cells[at].accuracy for one in fair), default=None)
+    return any(one is line and one.cells[at].accuracy == top for one in fair)
 
 
 def columns(lines: Sequence[Line]) -> list[At]:

@@ -147,7 +147,7 @@ def _hint(path: str) -> str:
 
 
 def _build(cls: type, tree: Any, prefix: str) -> Any:
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     if not isinstance(tree, dict):
         raise UserError(f"config.{prefix[:-1]} is {tree!r}, expected a group of fields")
     for name in tree:
@@ -164,6 +164,9 @@ def _build(cls: type, tree: Any, prefix: str) -> Any:
             else _checked(tree[name], hint, prefix + name)
         )
     return cls(**values)
+
+
+_type_hints = functools.cache(typing.get_type_hints)  # they evaluate annotations each time
 
 
 def _words(items: typing.Iterable[Any]) -> list[Any]:

@@ -43,15 +43,18 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
         panels = figure.subplots(len(heads), 2, squeeze=False, sharey="row")
         for (ours, theirs), head in zip(panels, heads, strict=True):
             here = [line for line in drawn if line.head == head]
+            name = _head_name(lines, head)
             handles = _ours(ours, here, at, looks)
             handles |= _unlearned(ours, lines, at)
-            ours.set_title(f"{_head_name(lines, head)}: ours, 95 % interval", loc="left")
+            ours.set_title(f"{name}: ours, 95 % interval", loc="left")
             handles |= _paper(theirs, here, at, looks, handles)
-            theirs.set_title(f"{_head_name(lines, head)}: the paper", loc="left")
+            theirs.set_title(f"{name}: the paper", loc="left")
+            theirs.set_xlim(ours.get_xlim())
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-            theirs.legend(handles=list(handles.values()), **place)
+            names = [title.removesuffix(f", {name}") for title in handles]
+            theirs.legend(list(handles.values()), names, **place)
         figure.suptitle(title, fontsize=11)
         figures.save(figure, path)
 
@@ -66,7 +69,7 @@ def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> di
             half = [100 * line.cells[place].ci95 for place in known]
             # Points that no curve joins stand side by side.
             x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
-            look = looks[line.row] | {"capsize": 2, "elinewidth": 1, "label": line.title}
+            look = looks[line.row] | {"capsize": 2, "elinewidth": 1}
             handles[line.title] = ax.errorbar(x, y, half, **look, **_joined(at))
     return handles
 
@@ -80,11 +83,11 @@ def _paper(
         known = [place for place in at if place in line.paper]
         if known:
             x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
-            look = looks[line.row] | {"mfc": "white", "label": f"{line.title} (paper)"}
+            look = looks[line.row] | {"mfc": "white"}
             style = _joined(at) or {"ls": "--"}
             handle = ax.plot(x, [line.paper[place] for place in known], **look | style)[0]
             if line.title not in drawn:
-                handles[line.title] = handle
+                handles[f"{line.title} (paper)"] = handle
     if not ax.has_data():
         _places(ax, at, at)
         ax.text(0.5, 0.5, "not in the paper", ha="center", color=_GRAY, transform=ax.transAxes)
@@ -99,13 +102,13 @@ def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, A
         name = line.title.removeprefix("baseline: ")
         known = [place for place in at if place in line.cells]
         y = [100 * line.cells[place].accuracy for place in known]
-        look: dict[str, Any] = {"color": _GRAY, "lw": 1.3, "ls": dashes, "label": name}
+        look: dict[str, Any] = {"color": _GRAY, "lw": 1.3, "ls": dashes}
         look |= {} if _is_curve(at) else {"ls": "none", "marker": "x" if dashes == ":" else "+"}
         handles[name] = ax.plot(_places(ax, at, known), y, **look)[0]
     chance = {p: 100 * c.chance for line in lines for p, c in line.cells.items() if p in at}
     if chance:
         known = [place for place in at if place in chance]
-        style: dict[str, Any] = {"color": "#999999", "lw": 1.0, "marker": "_", "label": "chance"}
+        style: dict[str, Any] = {"color": "#999999", "lw": 1.0, "marker": "_"}
         y = [chance[place] for place in known]
         handles["chance"] = ax.plot(_places(ax, at, known), y, **style | _joined(at))[0]
     return handles

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meml_jax import paper, table_figures
-from meml_jax.comparison import Line, best, columns, verdict
+from meml_jax.comparison import Line, columns, is_best, verdict
 from meml_jax.config import Config
 from meml_jax.files import write_atomic
 from meml_jax.report import percent, plain
@@ -161,7 +161,7 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     at = columns(part)
     rows = [
         [line.title, plain(line.steps), _list(line.seeds), _counts(line)]
-        + [_cell(line, place, best(lines, place)) for place in at]
+        + [_cell(line, place, bold=is_best(line, lines, place)) for place in at]
         for line in lines
     ]
     chance = {place: cell.chance for line in part for place, cell in line.cells.items()}
@@ -176,12 +176,12 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     return Sheet(heading, " ".join(facts), [head, "steps", "seeds", "runs", *map(label, at)], rows)
 
 
-def _cell(line: Line, at: Any, top: float | None) -> str:
+def _cell(line: Line, at: Any, *, bold: bool) -> str:
     cell, published = line.cells.get(at), line.paper.get(at)
     if cell is None:
         return "-" if published is None else f"- (paper {_published(published)})"
     text = f"{percent(cell.accuracy)} ± {percent(cell.ci95)}"
-    if cell.accuracy == top:
+    if bold:
         text = f"**{text}**"
     if published is not None:
         text += f", {verdict(cell, published)} {_published(published)}"
@@ -200,7 +200,7 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
         "test s", "device", "commit",
     ]  # fmt: skip
     rows = []
-    for line in _trainings(lines):
+    for line in trainings(lines):
         first = line.results[0]
         clusters = first["clustering"]
         true = clusters["labels"] == "true"
@@ -227,7 +227,7 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
 def _costs(lines: Sequence[Line]) -> list[Sheet]:
     """Put time and memory of the trainings beside the paper's, where it has any of them."""
     rows = []
-    for line in _trainings(lines):
+    for line in trainings(lines):
         config, first = config_of(line), line.results[0]
         trained, known = first["meta_train"], paper.COST.get(first["dataset"], {})
         plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"
@@ -251,7 +251,7 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
     return [Sheet("Cost", text, header, rows)] if compared else []
 
 
-def _trainings(lines: Sequence[Line]) -> list[Line]:
+def trainings(lines: Sequence[Line]) -> list[Line]:
     """Keep one line of each training that there is."""
     found = {(x.row, x.seeds): x for x in reversed(lines) if x.results and x.kind != "baseline"}
     return [line for line in lines if any(line is one for one in found.values())]

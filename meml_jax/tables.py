@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +133,7 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     # The row comes last: what tells it from the other rows holds in every budget.
     config = override(config, {**budget, **row.values, "seed": seed})
     config = override(config, _folders(config, choice.data_root))
-    return _overridden(config, choice.overrides)
+    return _overridden(config, choice.overrides) if choice.overrides else config
 
 
 def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> str:
@@ -207,6 +208,7 @@ def _overridden(config: Config, overrides: Sequence[str]) -> Config:
     return from_dict(holder.value.to_dict())
 
 
+@functools.cache
 def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None, path

@@ -1,0 +1,569 @@
+"""Tables of the paper: their rows, their report, and the command that does them."""
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import html.parser
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import programs
+import pytest
+import scipy.stats
+
+from meml_jax import checks, comparison, paper, sharing, table_report, tables
+from meml_jax.config import Config
+from meml_jax.settings import flatten, from_dict, override
+from meml_jax.tables import Choice
+from meml_jax.types import UserError
+from meml_jax.workdir import open_workdir
+
+ROOT = programs.ROOT
+NAMES = sorted(path.stem for path in (ROOT / "configs" / "tables").glob("*.py"))
+MINI = '''"""A table on generated characters."""
+
+from meml_jax.tables import Row, Table
+
+TABLE = Table(
+    title="Mini",
+    config="configs/quickstart.py",
+    rows={
+        "oracle": Row({"sgd": "Oracle MEML"}, values={"tasks.labels": "true"}),
+        "oml": Row({"sgd": "OML"}, values={"learner": "oml"}),
+        "meml": Row({"sgd": "MEML"}),
+    },
+    smoke=SMOKE,
+)
+'''
+
+
+@functools.cache
+def program():
+    """The module `experiments/tables.py`, on the same `run` as other tests."""
+    sys.modules["run"] = programs.program()
+    spec = importlib.util.spec_from_file_location("tables_program", ROOT / "experiments/tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call(*args):
+    """Call the program's `main`: (exit code, standard output, standard error)."""
+    for name in program().FLAGS:
+        program().FLAGS[name].unparse()
+    precision = jax.config.jax_default_matmul_precision
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = program().main(["tables.py", *map(str, args)])
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+    return code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def mini(tmp_path):
+    """The file of a small table, with settings that other tests have compiled."""
+    fields = {k: v for k, v in programs.TINY.items() if not k.startswith("test.")}
+    fields |= {"test.num_classes": (2, 4), "test.runs": 2, "test.learning_rates": (0.01, 0.001)}
+    fields |= {"train.steps": 40, "train.log_every": 20, "train.checkpoint_every": 20}
+    fields |= {"embedding.dim": 64}
+    path = tmp_path / "mini.py"
+    path.write_text(MINI.replace("SMOKE", repr(fields)))
+    return path
+
+
+# Rows as data.
+
+
+@functools.cache
+def table(name):
+    return tables.load(name, ROOT)
+
+
+def settings(name, row, budget="paper", seed=0, **choice):
+    return tables.settings(table(name), row, ROOT, Choice(budget, **choice), seed=seed)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_of_every_table_resolves_in_every_budget(name):
+    for budget in tables.BUDGETS:
+        every = {row: settings(name, row, budget, seed=3) for row in table(name).rows}
+        for row, config in every.items():
+            checks.before_loading(config)
+            assert config.seed == 3
+            for head in table(name).rows[row].lines:
+                assert head in config.test.heads or config.episodes.ways, (budget, row, head)
+        # No budget makes two rows the same.
+        values = [json.dumps(dataclasses.asdict(config)) for config in every.values()]
+        assert len(set(values)) == len(values), budget
+        steps = {config.train.steps for config in every.values()}
+        assert steps == {"smoke": steps, "short": {10_000}, "paper": steps}[budget]
+    trained = {settings(name, row).train.steps for row in table(name).rows}
+    short_of_the_paper = {"few_shot": {20_000}, "ood": {40_000, 200_000}}
+    photographs = name in ("mini_imagenet", "slimagenet64", "sela")
+    assert trained == short_of_the_paper.get(name, {200_000 if photographs else 40_000})
+
+
+def test_lines_stand_beside_the_numbers_of_the_paper():
+    found, without = {}, set()
+    for name in NAMES:
+        configs = {row: settings(name, row) for row in table(name).rows}
+        for line in comparison.make_lines(table(name), configs, {}):
+            found[name, line.title, line.part] = tuple(line.paper.values())
+            without |= set() if line.paper else {line.title}
+    at_train = {f"{m} RS at meta-train {n}" for m in ("OML", "MEML") for n in (200, 500, 1000)}
+    assert without == {
+        "OML balanced 1100", "OML RS both 200", "OML RS both 1000", "MEML RS both 200",
+        "MEML RS both 1000", *at_train,
+    }  # fmt: skip
+    # Read off the paper's tables by hand.
+    for key, numbers in {
+        ("omniglot", "OML balancing param", ""): (59.4, 27.2, 24.3, 18.4, 15.5, 11.8),
+        ("omniglot", "MEML RS", ""): (81.6, 56.4, 54.0, 44.6, 34.1, 27.4),
+        ("mini_imagenet", "MEML 64 RS", ""): (54.0, 39.0, 31.2, 27.3, 16.4),
+        ("slimagenet64", "MEML 1600", ""): (27.2, 16.1, 26.4, 4.2, 8.1, 2.3),
+        ("ood", "MEML", "CUB"): (66.0, 53.3, 28.3, 26.2, 25.6),
+        ("ood", "Oracle OML", "CIFAR-100"): (66.0, 45.0, 34.0, 30.0, 29.5),
+        ("rehearsal", "OML RS both", ""): (75.9, 56.8, 51.2, 39.7, 30.5, 25.0),
+        ("sela", "SeLa: MEML 256", ""): (64.0, 31.0, 17.3, 32.5, 18.3),
+        ("film_omniglot", "Oracle OML FiLM", ""): (91.1, 79.5, 80.6, 68.6, 64.0, 52.7),
+        ("film_cifar100", "Oracle OML FiLM Omniglot", ""): (50.0, 25.0, 16.7, 31.3, 13.9),
+        ("few_shot", "MEML 20,5", "MAML and MEML, from true classes"): (95.0, 99.95, 85.63, 96.25),
+    }.items():
+        assert found[key] == numbers
+    # Each of the paper's rows is a line of some table.
+    titles = {title for _, title, _ in found}
+    for _, rows in [*paper.PAPER.values(), *paper.FEW_SHOT.values()]:
+        assert set(rows) <= titles
+    assert paper.COST["omniglot"]["oml"] == (60 + 32, 2.239)
+    assert paper.COST["mini_imagenet"]["meml"] == (3 * 60 + 58, 1.147)
+
+
+def test_what_a_row_is(tmp_path):
+    config = settings("omniglot", "oml_balanced_500", "short")
+    assert (config.learner, config.tasks.balance, config.clustering.num_clusters) == (
+        "oml", "truncate", 500,
+    )  # fmt: skip
+    assert settings("omniglot", "meml", presets="acai").embedding.name == "acai"
+    (tmp_path / "omniglot").mkdir()
+    config = settings("film_cifar100", "oracle_oml", data_root=tmp_path)
+    assert config.data.dir == str(tmp_path / "omniglot") and config.test_data.dir is None
+    overrides = ("--config.train.steps=7", "--config.test.num_classes=(2,4)")
+    config = settings("omniglot", "meml", "short", overrides=overrides)
+    assert config.train.steps == 7 and config.test.num_classes == (2, 4)
+    flags = tables.flags_for(table("omniglot"), "meml", ROOT, config)
+    assert flags == "--budget=paper --config.train.steps=7 '--config.test.num_classes=(2,4,)'"
+
+
+def test_flags_give_back_the_settings(tmp_path):
+    overrides = ("--config.train.steps=20000", "--config.network.channels=64")
+    for name, row in (
+        ("omniglot", "meml_mean"),
+        ("few_shot", "maml_20_5"),
+        ("ood", "meml_omniglot"),
+    ):
+        config = settings(name, row, "smoke", seed=5, overrides=overrides)
+        words = tables.flags_for(table(name), row, ROOT, config).replace("'", "").split()
+        budget = words.pop(0).removeprefix("--budget=")
+        assert settings(name, row, budget, seed=5, overrides=tuple(words)) == config
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--table=omniglott"], "--table='omniglott', expected one of ['few_shot', "),
+        ([], "--table=NAME is needed"),
+        (["--table=omniglot", "--rows=oml,memll"], "--rows has 'memll', expected some of oracle_"),
+        (["--table=omniglot", "--config.learner=oml"], "differ in it: 'oml' in oracle_oml, 'meml'"),
+        (["--table=omniglot", "--config.seed=1"], "use --seeds=0,1 instead"),
+        (["--table=omniglot", "--config.trian.steps=3"], "did you mean 'train.steps'?"),
+        (["--table=omniglot", "--config.train.steps", "many"], "train.steps=many"),
+        (["--table=omniglot", "--config.train.steps=0"], "train.steps=0, expected at least 1"),
+        (["--table=omniglot", "--seeds=0,x"], "--seeds=0,x, expected numbers"),
+        (["--table=omniglot", "--presets=acaii"], "unknown preset 'acaii'"),
+        (["--table=omniglot", "--budget=huge"], "huge"),
+        (["--table=omniglot", "--row=oml"], "Unknown command line flag 'row'"),
+        (["--table=omniglot", "oml"], "got the argument 'oml'"),
+        (["--table=omniglot", "--data_root=missing"], "--data_root=missing: there is no such"),
+    ],
+)
+def test_wrong_command_lines(tmp_path, flags, message):
+    code, out, err = call(f"--results={tmp_path / 'results'}", *flags)
+    assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 1, out + err
+    assert message in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_help_shows_how():
+    code, text, _ = call("--help")
+    assert code == 0 and "--table=omniglot" in text and "--report_only" in text
+
+
+# Numbers, by hand.
+
+
+def point(accuracies, n=10, **fields):
+    a = np.asarray(accuracies, float)
+    half = scipy.stats.t.ppf(0.975, len(a) - 1) * a.std(ddof=1) / len(a) ** 0.5
+    return {
+        "num_classes": n, "runs": len(a), "accuracy": float(a.mean()), "ci95": float(half),
+        "chance": 1 / n, "accuracies": [float(x) for x in a], "seconds": 2.0,
+    } | fields  # fmt: skip
+
+
+def test_one_seed_keeps_its_interval():
+    cell = comparison.combine([point([0.5, 0.7])])
+    assert cell == (0.6, point([0.5, 0.7])["ci95"], 2, 0.1, (0.6,))
+
+
+def test_seeds_that_agree_are_as_one():
+    cell = comparison.combine([point([0.4, 0.6]), point([0.4, 0.6])])
+    # Within: variance 0.02, two runs of two seeds; no difference between them; t of 3.
+    assert cell.accuracy == pytest.approx(0.5) and cell.runs == 4
+    assert cell.ci95 == pytest.approx(3.182446 * (0.02 / 2 / 2) ** 0.5, rel=1e-6)
+
+
+def test_seeds_that_differ_widen_the_interval():
+    cell = comparison.combine([point([0.4, 0.4]), point([0.6, 0.6]), point([0.8, 0.8])])
+    # Between: variance of 0.4, 0.6, 0.8 is 0.04; three seeds; t of 5.
+    assert cell.ci95 == pytest.approx(2.570582 * (0.04 / 3) ** 0.5, rel=1e-6)
+    assert cell.by_seed == pytest.approx((0.4, 0.6, 0.8))
+
+
+def test_verdicts():
+    cell = comparison.Cell(0.5, 0.02, 50, 0.1, (0.5,))
+    published = {47.9: "above", 48.1: "within", 50.0: "within", 51.9: "within", 52.1: "below"}
+    assert {x: comparison.verdict(cell, x) for x in published} == published
+
+
+def results(config, *, sgd, prototype=(0.8, 0.9), pixels=(0.5, 0.6), **fields):
+    """What a run stores, with the accuracies of its runs at 10 classes; half as much at 50."""
+
+    def curve(head, accuracies, **names):
+        half = [a / 2 for a in accuracies]
+        return {"head": head, "protocol": "clean"} | names | {
+            "points": [point(accuracies), point(half, 50)]
+        }  # fmt: skip
+
+    oracle = config.tasks.labels == "true"
+    return {
+        "dataset": "omniglot", "note": "", "device": "cpu", "commit": "abc", "points_version": 1,
+        "embedding": None if oracle else {"name": config.embedding.name},
+        "clustering": {"labels": config.tasks.labels, "kept": 9, "purity": 0.5, "seconds": 3.0},
+        "meta_train": {
+            "steps": config.train.steps, "seconds": 100.0, "steps_per_second": 5.0,
+            "peak_bytes": 3 * 2**20,
+        },
+        "meta_test": curve("sgd", sgd) | {"checkpoint_step": config.train.steps},
+        "comparisons": [
+            curve("prototype", prototype, name="prototype head"),
+            curve("pixels", pixels, name="baseline: raw pixels"),
+        ],
+        "config": dataclasses.asdict(config),
+    } | fields  # fmt: skip
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Results of three rows of Table 1, one of them with two seeds."""
+    for row, seed, fields in (
+        ("oracle_oml", 0, {"sgd": (0.9, 0.92)}),
+        ("oml", 0, {"sgd": (0.70, 0.70)}),
+        ("meml", 0, {"sgd": (0.85, 0.85)}),
+        ("meml", 1, {"sgd": (0.85, 0.85), "note": "PART of omniglot"}),
+    ):
+        config = settings("omniglot", row, "short", seed)
+        folder = tmp_path / "omniglot" / row / f"seed{seed}"
+        folder.mkdir(parents=True)
+        (folder / "results.json").write_text(json.dumps(results(config, **fields)))
+        (folder / "embedding.json").write_text('{"name": "x", "seconds": 40.0}')
+    return tmp_path
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave out the figures, which take longer than all else."""
+
+    def draw(lines, path, *, title):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+    monkeypatch.setattr(table_report.table_figures, "draw", draw)
+
+
+def cells(text, name):
+    found = re.search(rf"^\| {re.escape(name)} \| (.*) \|$", text, re.MULTILINE)
+    return found and found[1].split(" | ")
+
+
+def test_report(stored):
+    code, out, err = call("--table=omniglot", f"--results={stored}", "--report_only")
+    assert code == 0, out + err
+    text = (stored / "omniglot" / "report.md").read_text()
+    assert cells(text, "classes")[3:] == ["10", "50"]
+    # Accuracies 70 and 35 with an interval of 0, against 74.6 and 32.5.
+    assert cells(text, "OML") == [
+        "10000", "0", "2", "70.0 ± 0.0, below 74.6", "35.0 ± 0.0, above 32.5",
+    ]  # fmt: skip
+    assert cells(text, "MEML") == [
+        "10000", "0, 1", "4", "**85.0 ± 0.0**, above 84.6", "**42.5 ± 0.0**, above 37.3",
+    ]  # fmt: skip
+    # t of one degree of freedom: 12.706 times 0.01; the oracle is better, but has labels.
+    assert cells(text, "Oracle OML")[3:] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
+    assert cells(text, "MEML mean") == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
+    assert cells(text, "MEML RS")[3:] == ["- (paper 81.6)", "- (paper 56.4)"]
+    assert cells(text, "baseline: raw pixels")[:3] == ["-", "0", "2"]
+    assert cells(text, "chance")[3:] == ["10.0", "2.0"]
+    # The oracle's prototype head is as good as theirs, and not in bold.
+    assert cells(text, "Oracle OML, prototype head")[3].startswith("85.0")
+    assert cells(text, "MEML, prototype head")[3].startswith("**85.0")
+    assert "Data: PART of omniglot." in text
+    # Train 100 s, test 3 curves of 2 points of 2 s.
+    assert cells(text, "meml") == [
+        "0, 1", "contrastive", "9", "0.500", "40", "3", "100", "12", "cpu", "abc",
+    ]  # fmt: skip
+    assert cells(text, "oracle_oml")[1:4] == ["true classes", "9", "-"]
+    cost = text.split("## Cost")[1]
+    assert cells(cost, "meml") == ["10000", "100", "5.0", "3", "0 h 47 min", "0.743 GB"]
+    assert cells(cost, "oracle_oml")[-1] == "-"
+    every = "--rows=meml --seeds=0,1 --data_root=DIR --budget=short"
+    assert f"    python experiments/tables.py --table=omniglot {every}\n" in text
+    assert (stored / "omniglot" / "figures" / "accuracy.png").stat().st_size > 10_000
+
+
+def test_csv_and_page(stored):
+    assert call("--table=omniglot", f"--results={stored}", "--report_only")[0] == 0
+    with (stored / "omniglot" / "report.csv").open() as file:
+        rows = {(row["line"], row["at"]): row for row in csv.DictReader(file)}
+    meml = rows["MEML", "50"]
+    assert (meml["paper"], meml["ours"], meml["ci95"]) == ("37.3", "42.50", "0.00")
+    assert (meml["verdict"], meml["seeds"], meml["by_seed"]) == ("above", "0 1", "42.50 42.50")
+    assert rows["MEML RS", "200"]["paper"] == "27.4" and not rows["MEML RS", "200"]["ours"]
+    page = (stored / "omniglot" / "report.html").read_text()
+    assert "<b>85.0 ± 0.0</b>, above 84.6" in page and "**" not in page
+
+    class Tags(html.parser.HTMLParser):
+        sources, depth = [], 0
+
+        def handle_starttag(self, tag, attributes):
+            self.depth += tag == "table"
+            self.sources += [v for k, v in attributes if k in ("src", "href")]
+
+        def handle_endtag(self, tag):
+            self.depth -= tag == "table"
+
+    tags = Tags()
+    tags.feed(page)
+    assert tags.depth == 0 and len(tags.sources) == 1
+    assert tags.sources[0].startswith("data:image/png;base64,iVBOR")
+
+
+def test_seeds_of_other_settings_are_not_mixed(stored):
+    path = stored / "omniglot" / "meml" / "seed1" / "results.json"
+    longer = settings("omniglot", "meml", "paper", 1)
+    path.write_text(json.dumps(results(longer, sgd=(0.9, 0.9))))
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    lines = comparison.make_lines(table("omniglot"), configs, comparison.read(stored / "omniglot"))
+    found = {line.title: (line.seeds, line.steps) for line in lines if line.row == "meml"}
+    assert found["MEML (seeds 0)"] == ((0,), 10_000) and found["MEML (seeds 1)"] == ((1,), 40_000)
+    text = table_report.make_sheets(table("omniglot"), lines)[0].text
+    assert "Rows differ in meta-steps." in text
+
+
+def test_the_report_of_nothing_has_the_numbers_of_the_paper(tmp_path):
+    assert call("--table=ood", f"--results={tmp_path}", "--report_only")[0] == 0
+    text = (tmp_path / "ood" / "report.md").read_text()
+    assert text.count("- (paper ") == 30 and "## CIFAR-100" in text and "## CUB" in text
+    assert len(list((tmp_path / "ood" / "figures").glob("*.png"))) == 2
+
+
+def test_a_block_of_a_document(stored, undrawn):
+    path = stored / "doc.md"
+    path.write_text("# Results\n\nTyped.\n")
+    flags = ("--table=omniglot", f"--results={stored}", "--report_only", f"--write_docs={path}")
+    assert call(*flags)[0] == 0
+    first = path.read_text()
+    assert first.startswith(
+        "# Results\n\nTyped.\n\n<!-- begin omniglot (generated) -->\n\n## Table 1"
+    )
+    assert cells(first, "OML")[3] == "70.0 ± 0.0, below 74.6" and "![" not in first
+    assert call(*flags)[0] == 0 and path.read_text() == first
+    assert call(*flags, "--label=other")[0] == 0
+    both = path.read_text()
+    assert both.startswith(first) and both.count("<!-- begin") == both.count("<!-- end") == 2
+    changed = first.replace("70.0", "99.9") + "After.\n"
+    path.write_text(changed)
+    assert call(*flags)[0] == 0 and path.read_text() == first + "After.\n"
+    path.write_text(first.replace("<!-- end omniglot -->", ""))
+    code, _, err = call(*flags)
+    assert code == 2 and "and after it one `<!-- end omniglot -->`" in err
+
+
+# Which runs are done, and by whom.
+
+
+@pytest.fixture
+def done(monkeypatch, undrawn):
+    """The runs that were done, in place of doing them."""
+    runs = []
+
+    def do(config, workdir, results_folder):
+        runs.append((workdir.parent.name, config.seed))
+        if config.learner == "oml":
+            raise UserError("cannot be")
+        workdir.mkdir(parents=True, exist_ok=True)
+        stored = results(config, sgd=(0.5, 0.5), points_version=program().curves.VERSION)
+        (workdir / "results.json").write_text(json.dumps(stored))
+        (workdir / "report.md").touch()
+
+    monkeypatch.setattr(program(), "do", do)
+    return runs
+
+
+def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_path, mini, done):
+    flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--seeds=0,2")
+    code, out, err = call(*flags)
+    order = [(row, seed) for row in ("oracle", "oml", "meml") for seed in (0, 2)]
+    assert code == 1 and done == order
+    assert "failed: oml, seed 0: cannot be\nfailed: oml, seed 2: cannot be\n" == err
+    assert cells((tmp_path / "mini" / "report.md").read_text(), "MEML")[1] == "0, 2"
+    done.clear()
+    assert call(*flags)[0] == 1 and done == [("oml", 0), ("oml", 2)]
+    done.clear()
+    assert call(*flags, "--rows=oracle,meml")[0] == 0 and done == []
+    # Other settings, or points of another kind, are not what was asked for.
+    assert call(*flags, "--rows=meml", "--seeds=0", "--config.train.steps=80")[0] != 2
+    assert done == [("meml", 0)]
+    done.clear()
+    path = tmp_path / "mini" / "oracle" / "seed0" / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": -1}))
+    assert not program().finished(from_dict(json.loads(path.read_text())["config"]), path.parent)
+
+
+def test_rows_of_another_process_are_left_to_it(tmp_path, mini, done):
+    flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=oracle,meml")
+    with sharing.lock(tmp_path / "mini" / "oracle" / ".seed0.lock") as ours:
+        assert ours
+        code, out, _ = call(*flags)
+    assert code == 0 and done == [("meml", 0)]
+    assert "== oracle, seed 0: another process is at it" in out
+
+
+def test_a_row_waits_for_what_another_process_makes(tmp_path, mini, done):
+    one = tables.load(str(mini), ROOT)
+    config = tables.settings(one, "meml", ROOT, Choice("smoke"), seed=0)
+    path = sharing._lock_path(tmp_path, "embed", sharing.key("embed", config))
+    flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=meml,oracle")
+    with sharing.lock(path):
+        assert sharing.busy(config, tmp_path / "mini" / "meml" / "seed0", tmp_path)
+        code, out, _ = call(*flags)
+    # The oracle needs no embedding, so it comes first; then the row is begun, to wait there.
+    assert code == 0 and done == [("oracle", 0), ("meml", 0)]
+    assert "== meml, seed 0: later, another process makes what it needs" in out
+    assert not sharing.busy(config, tmp_path / "mini" / "meml" / "seed0", tmp_path)
+
+
+# Products in common.
+
+
+def test_what_is_shared():
+    base = override(Config(), {"learner": "oml"})
+
+    def same(stage, **fields):
+        other = override(base, {name.replace("__", "."): v for name, v in fields.items()})
+        return sharing.key(stage, other) == sharing.key(stage, base)
+
+    assert same("embed", learner="meml", clustering__num_clusters=5, tasks__balance="truncate")
+    assert not same("embed", seed=1) and not same("embed", embedding__dim=3)
+    assert not same("embed", data__dir="elsewhere")
+    assert same("cluster", learner="meml", tasks__balance="loss", network__channels=3)
+    assert not same("cluster", clustering__num_clusters=5)
+    assert not same("cluster", tasks__balance="truncate")
+    assert same("train", test__runs=3, test_data__name="cub", test__num_classes=(2,))
+    assert not same("train", learner="meml") and not same("train", train__steps=3)
+    oracle = override(base, {"tasks.labels": "true"})
+    assert sharing.key("embed", oracle) is None and sharing.key("train", oracle)
+    assert sharing.key("test", base) is None
+    rounds = override(base, {"clustering.rounds": 2})
+    assert sharing.key("embed", rounds) and not sharing.key("train", rounds)
+
+
+@pytest.fixture
+def sibling(tmp_path):
+    """A finished run in a results folder."""
+    target = tmp_path / "results" / "one" / "row" / "seed0"
+    return shutil.copytree(programs.finished("smoke"), target)
+
+
+def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys):
+    config = from_dict(json.loads((sibling / "config.json").read_text()))
+    workdir = tmp_path / "results" / "two" / "row" / "seed0"
+    # What a stopped run, or a copy that was cut short, may have left.
+    with open_workdir(workdir, config):
+        (workdir / ".checkpoints.copying").mkdir()
+    before = programs.snapshot(sibling)
+    program().do(config, workdir, tmp_path / "results")
+    lines = capsys.readouterr().out.splitlines()
+    for stage in ("embed", "cluster", "train"):
+        assert f"{stage}: copies from {sibling}" in lines, lines
+        assert any(line.startswith(f"{stage}: reuses ") for line in lines)
+    assert any(line.startswith("test: reuses 8 finished points") for line in lines)
+    assert programs.results(workdir) == programs.results(sibling)
+    assert programs.snapshot(sibling) == before
+    assert not list(workdir.rglob("*.copying"))
+    # With more steps only embedding and clusters are the same.
+    longer = override(config, {"train.steps": 60})
+    assert sharing.find("train", longer, workdir, tmp_path / "results") is None
+    assert sharing.find("cluster", longer, workdir, tmp_path / "results") == sibling
+
+
+def test_what_does_not_fit_is_made_anew(tmp_path, sibling, capsys):
+    """The settings agree, but not what is in the file: the stage's own fingerprint decides."""
+    config = from_dict(json.loads((sibling / "config.json").read_text()))
+    with np.load(sibling / "embeddings.npz") as stored:
+        arrays = dict(stored) | {"fingerprint": "foreign"}
+    np.savez(sibling / "embeddings.npz", **arrays)
+    workdir = tmp_path / "results" / "two" / "row" / "seed0"
+    around = functools.partial(
+        sharing.around, config=config, workdir=workdir, results=tmp_path / "results", say=print
+    )
+    programs.program().run(config, workdir, "cluster", around)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"embed: copies from {sibling}" in lines
+    assert any(line.startswith("embed: pca, 400 x 64") for line in lines)
+    with np.load(workdir / "embeddings.npz") as made, np.load(sibling / "embeddings.npz") as old:
+        np.testing.assert_array_equal(made["embeddings"], old["embeddings"])
+        assert str(made["fingerprint"]) != "foreign"
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_small_table(tmp_path, mini):
+    """Real runs: every run is done once, the embedding and the clusters are made once."""
+    command = [
+        sys.executable, str(ROOT / "experiments" / "tables.py"), f"--table={mini}",
+        f"--results={tmp_path / 'results'}", "--budget=smoke", "--config.test.heads=sgd,prototype",
+    ]  # fmt: skip
+    pipe = subprocess.PIPE
+    both = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=1200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    out = "".join(out for out, _ in outputs)
+    for text, times in (("train: 40 steps in ", 3), ("embed: pca", 1), ("cluster: k-means", 1)):
+        assert sum(line.startswith(text) for line in out.splitlines()) == times, out
+    folder = tmp_path / "results" / "mini"
+    text = (folder / "report.md").read_text()
+    for title in ("Oracle MEML", "OML", "MEML"):
+        assert re.fullmatch(r"(\*\*)?\d+\.\d ± \d+\.\d(\*\*)?", cells(text, title)[3]), text
+    for path in folder.glob("*/seed0/results.json"):
+        assert flatten(from_dict(json.loads(path.read_text())["config"]))["test.runs"] == 2
+    again = subprocess.run(command, stdout=pipe, stderr=pipe, text=True, timeout=600)
+    assert again.returncode == 0 and again.stdout.count(": finished, in ") == 3
