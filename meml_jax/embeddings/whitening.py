@@ -26,7 +26,8 @@ def whiten(embeddings: np.ndarray, power: float = 1.0) -> np.ndarray:
     """Decorrelate embeddings [N, D] and even out their directions, float32 [N, D'].
 
     Direction i, of standard deviation s_i, is divided by s_i ** power: 1 gives each unit variance,
-    less keeps more of what tells the directions apart. D' is D, or less where the embeddings do not vary in all directions; at least 1.
+    less keeps more of what tells the directions apart. D' is D, or less where the embeddings do not
+    vary in all directions; at least 1.
     """
     # One thread: the same sums in the same order on every machine. Where nothing varies, the
     # ratios of variance, which are not used, are 0 / 0.
@@ -35,7 +36,7 @@ def whiten(embeddings: np.ndarray, power: float = 1.0) -> np.ndarray:
         variance = model.explained_variance_
         kept = variance > 1e-6 * variance[0]  # what is smaller is rounding
         kept[0] = True
-        scale = np.where(kept, variance, 1.0) ** (power / 2)
+        scale = np.where(variance > 0, variance, 1.0) ** (power / 2)
         return (model.transform(embeddings) / scale)[:, kept].astype(np.float32)
 
 
