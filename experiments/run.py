@@ -4,7 +4,8 @@
         [--config.a.b=value]
 
 A stage is done with all before it; what is finished is reused. The same command continues a stopped
-run.
+run. With --config.seeds=N there are N runs, in the workdirs DIR/seed<k>, and their results together
+in DIR.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -25,16 +27,17 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
+import numpy as np
 
-from meml_jax import checks, choices, rounds, stages
+from meml_jax import checks, choices, devices, rounds, seeds, stages
 from meml_jax.config import Config
 from meml_jax.data import cache, datasets
 from meml_jax.environment import device_name, keep_compiled
 from meml_jax.metrics import Progress
-from meml_jax.model import make_model
+from meml_jax.model import Model, make_model
 from meml_jax.settings import check_field, from_dict
 from meml_jax.training import Interrupted
-from meml_jax.types import UserError
+from meml_jax.types import Clusters, Dataset, UserError
 from meml_jax.workdir import open_workdir, record_config
 
 FLAGS = flags.FLAGS
@@ -44,8 +47,9 @@ flags.DEFINE_enum("stage", "all", ["all", *stages.STAGES], "Last stage to do.")
 
 
 def say(line: str) -> None:
-    """Print a line at once, also into a pipe."""
-    print(line, flush=True)
+    """Print a line at once, also into a pipe; of several processes, the first speaks for all."""
+    if not devices.process():
+        print(line, flush=True)
 
 
 def parse(argv: list[str]) -> tuple[Config, Path, str]:
@@ -101,6 +105,15 @@ def start_jax(config: Config) -> None:
         say("WARNING: an NVIDIA GPU is here but JAX uses the CPU; pip install 'meml_jax[cuda]'")
 
 
+@devices.first_alone
+def load(config: Config) -> Dataset:
+    """Load the images; what process 0 has fetched and decoded is in the cache for the others."""
+    progress = Progress(None, "images", unit="images")
+    dataset = datasets.load(config.data, test=config.test_data, report=say, progress=progress)
+    progress.close()
+    return dataset
+
+
 Around = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -112,39 +125,78 @@ def run(
 ) -> None:
     """Do the stages up to `last`, each within `around(stage)`."""
     checks.before_loading(config)
+    devices.connect()
     start_jax(config)
+    seeds.check(config, workdir)
     with open_workdir(workdir, config):
-        progress = Progress(None, "images", unit="images")
-        dataset = datasets.load(config.data, test=config.test_data, report=say, progress=progress)
-        progress.close()
+        dataset = load(config)
         config = choices.complete(config, dataset, say)
         record_config(workdir, config)
         checks.before_training(config, dataset)
-        count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
+        if config.seeds == 1:
+            do_stages(config, dataset, workdir, last, around)
+            return
+        for one, folder in seeds.runs(config, workdir):
+            if seeds.finished(one, dataset, folder):
+                say(f"seed {one.seed}: reuses {folder}")
+                continue
+            say(f"seed {one.seed}: in {folder}")
+            with open_workdir(folder, one):
+                do_stages(one, dataset, folder, last, around)
+        if last in ("all", "report"):
+            path = devices.first_only(seeds.write_report)(config, dataset, workdir)
+            say(f"report on {config.seeds} seeds: {path}")
 
-        with around("embed"):
-            z = rounds.embed(config, dataset, workdir, say)
-        if count == 1:
-            return
-        with around("cluster"):
-            clusters = stages.cluster(config, dataset, z, workdir, say)
-        if count == 2:
-            return
-        model = make_model(config, dataset, clusters)
-        fen = rounds.initial_fen(config, dataset, workdir)
-        with around("train"):
-            summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
-        if count == 3:
-            return
-        with around("test"):
-            results = stages.test(
-                config, dataset, clusters, model, workdir, say, meta_train_summary=summary
-            )
-        if count == 4:
-            return
-        with around("report"):
-            path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
-        say(f"report: {path}")
+
+def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around: Around) -> None:
+    """Do the stages up to `last` in a workdir of this run's own."""
+    count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
+    with around("embed"):
+        z = rounds.embed(config, dataset, workdir, say)
+    if count == 1:
+        return
+    with around("cluster"):
+        clusters = stages.cluster(config, dataset, z, workdir, say)
+    if count == 2:
+        return
+    model = make_model(config, dataset, clusters)
+    fen = rounds.initial_fen(config, dataset, workdir)
+    with around("train"):
+        summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
+    if count == 3:
+        return
+    judge(config, dataset, clusters, model, workdir, around, summary, z, report=count > 4)
+
+
+@devices.first_only
+def judge(
+    config: Config,
+    dataset: Dataset,
+    clusters: Clusters,
+    model: Model,
+    workdir: Path,
+    around: Around,
+    summary: dict[str, Any],
+    z: np.ndarray | None,
+    *,
+    report: bool,
+) -> None:
+    """Test what was trained, and report on it, on the devices of the first process."""
+    with around("test"):
+        results = stages.test(
+            config, dataset, clusters, model, workdir, say, meta_train_summary=summary
+        )
+    if not report:
+        return
+    with around("report"):
+        path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
+    say(f"report: {path}")
+
+
+def complain(error: object) -> None:
+    """Print what is wrong; a process of several says which one it is."""
+    index = devices.process()
+    print(f"error: {f'process {index}: ' * bool(index)}{error}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:
@@ -155,7 +207,12 @@ def main(argv: list[str]) -> int:
     try:
         run(*parse(argv))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        complain(error)
+        return 2
+    except jax.errors.JaxRuntimeError as error:
+        if not jax.distributed.is_initialized():
+            raise
+        complain(f"another process was lost, the same commands go on ({_reason(error)[:160]})")
         return 2
     except Interrupted as stop:
         say(str(stop))

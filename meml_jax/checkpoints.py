@@ -2,7 +2,8 @@
 
 A checkpoint is a `TrainState` as named arrays and a small JSON `meta`. The latest two are kept, and
 the one with the highest validation metric. The process may be killed at any moment: a checkpoint is
-complete or absent, and the one before stays readable.
+complete or absent, and the one before stays readable. Of several processes, each reads for itself,
+and only process 0 writes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meml_jax import devices
 from meml_jax.types import TrainState, UserError
 
 if TYPE_CHECKING:  # importing Orbax takes 0.3 s, which commands that do not train need not wait for
@@ -54,6 +56,8 @@ def open_checkpoints(
     from orbax.checkpoint import checkpoint_managers as policies
 
     logging.getLogger("absl").addFilter(_not_orbax_chatter)
+    if not read_only:
+        path.mkdir(parents=True, exist_ok=True)
     best = policies.BestN(
         n=KEEP_BEST, get_metric_fn=_metric, keep_checkpoints_without_metrics=False
     )
@@ -63,8 +67,9 @@ def open_checkpoints(
         enable_async_checkpointing=False,
         todelete_subdir=_DELETED,  # one rename, so no half-deleted folder passes for a checkpoint
         save_root_metadata=False,
-        create=not read_only,
+        create=False,
         read_only=read_only,
+        multiprocessing_options=_alone(ocp),
     )
     # Named handlers let shapes be read before anything is restored.
     handlers: Any = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
@@ -72,6 +77,16 @@ def open_checkpoints(
     if not read_only:
         _tidy(path)
     return manager
+
+
+def _alone(ocp: Any) -> Any:
+    """Keep Orbax from waiting for other processes: a manager belongs to the one that opened it."""
+    if jax.process_count() == 1:
+        return ocp.options.MultiprocessingOptions()
+    me = devices.process()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process{me}"
+    )
 
 
 def latest_step(manager: ocp.CheckpointManager) -> int | None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from meml_jax import balance, embeddings, feed, few_shot, meta_test, rounds, tasks, training
+from meml_jax import (
+    balance,
+    devices,
+    embeddings,
+    feed,
+    few_shot,
+    meta_test,
+    rounds,
+    tasks,
+    training,
+)
 from meml_jax.config import Config
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
@@ -12,6 +22,7 @@ from meml_jax.settings import flatten
 from meml_jax.types import Clusters, Dataset, UserError
 
 LEAST = {
+    "seeds": 1,
     "network.channels": 1,
     "network.hidden": 1,
     "clustering.num_init": 1,
@@ -36,6 +47,8 @@ def before_loading(config: Config) -> None:
     for field in POSITIVE:
         if not 0 < values[field] < np.inf:
             raise UserError(f"{field}={values[field]}, expected above 0")
+    if config.seed + config.seeds > 2**32:
+        raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
@@ -74,4 +87,5 @@ def before_training(config: Config, dataset: Dataset) -> None:
     table, kept = balance.balance_table(config.tasks, table, kept, seed=config.seed)
     model = make_model(config, dataset, Clusters(labels, table, kept, {}, ""))
     train_call(config, model)
+    devices.train_mesh(config.outer.meta_batch)
     feed.check(place, model.sampler)

@@ -18,10 +18,12 @@ from meml_jax.data import cache
 
 def device_name() -> str:
     """Name the device that JAX uses, e.g. `cpu: x86_64, 2 cores`."""
-    device = jax.devices()[0]
+    device, count = jax.devices()[0], jax.process_count()
     if device.platform == "cpu":
-        return f"cpu: {platform.machine()}, {os.cpu_count()} cores"
-    return f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
+        name = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+    else:
+        name = f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
+    return name if count == 1 else f"{name}, {count} processes"
 
 
 def versions() -> dict[str, str]:

@@ -38,7 +38,7 @@ def place(images_on: str, num_bytes: int) -> str:
         raise UserError(f"train.images_on={images_on!r}, expected 'auto', 'device' or 'host'")
     if images_on != "auto":
         return images_on
-    limit = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return "host" if limit is not None and num_bytes > DEVICE_SHARE * limit else "device"
 
 

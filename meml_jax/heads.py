@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from meml_jax import film, losses, pooling, rehearsal
+from meml_jax import devices, film, losses, pooling, rehearsal
 from meml_jax.chunks import in_chunks
 from meml_jax.inner import inner_step
 from meml_jax.meta_train import to_float
@@ -125,7 +125,8 @@ def sgd_outcomes(
       network: pure functions for that output layer.
       shuffled: present the stream in random order instead of class order (an oracle).
       reservoir: (capacity, images replayed a step), None without rehearsal.
-      runs_at_once: runs that are vectorised; bounds memory.
+      runs_at_once: runs that are vectorised, on each device of this process, which share the runs;
+        bounds memory.
       longest: classes that trajectories are padded to, so that all of them run the same program;
         None: those that they have.
 
@@ -139,12 +140,15 @@ def sgd_outcomes(
     )
     length = jnp.asarray(trajectories.stream.shape[1], jnp.int32)
     xs = (padded, keys, learning_rates)
-    count = len(keys)
+    count, mesh = len(keys), devices.test_mesh()
+    if mesh is not None:
+        runs_at_once = mesh.size * min(runs_at_once, -(-count // mesh.size))
+    params, features, length = devices.replicate((params, features, length), mesh)
     outcomes = []
     for start in range(0, count, runs_at_once):
         # The last runs are repeated to fill the chunk, so that any R runs the same program.
         rows = np.minimum(np.arange(start, start + runs_at_once), count - 1)
-        chunk = jax.tree.map(lambda x, rows=rows: x[rows], xs)
+        chunk = devices.split(jax.tree.map(lambda x, rows=rows: x[rows], xs), mesh)
         outcomes.append(
             _sgd_chunk(
                 params, features, *chunk, length, shuffled, network=network, reservoir=reservoir

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
-from meml_jax import checkpoints, few_shot, meta_train, tasks
+from meml_jax import checkpoints, devices, few_shot, meta_train, tasks
 from meml_jax.config import Config, OuterConfig
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
@@ -64,8 +65,10 @@ def _make_sampler(config: Config, clusters: Clusters) -> Sampler:
     return cluster_sampler(spec, bounds, meta_batch=config.outer.meta_batch)
 
 
-def train_call(config: Config, model: Model) -> Callable[..., Any]:
+def train_call(config: Config, model: Model, mesh: Mesh | None = None) -> Callable[..., Any]:
     """Build the function that takes meta-steps on a model, `meta_train.make_train_call`.
+
+    The devices of `mesh` share the tasks of each step; None: one device.
 
     Raises:
       UserError: settings of the updates that cannot be.
@@ -75,7 +78,7 @@ def train_call(config: Config, model: Model) -> Callable[..., Any]:
         learner=get_learner(config.learner),
         inner=config.inner,
         outer=config.outer,
-        sampler=model.sampler,
+        sampler=devices.share_tasks(model.sampler, mesh),
         steps_per_call=config.train.steps_per_call,
     )
 

@@ -52,6 +52,8 @@ def _run(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
     embedding = ", ".join(f"{k} {plain(v)}" for k, v in (results.get("embedding") or {}).items())
     facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
+    if seeds := results.get("seeds"):
+        facts["seed"] = ", ".join(map(str, seeds))
     if departures := results.get("departures"):
         settings = ", ".join(f"`{name}`={value}" for name, value in departures.items())
         facts["preset"] = f"{facts['preset']}, except {settings}"
@@ -85,6 +87,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         f"95 % interval (runs: {', '.join(map(str, runs))}; protocol `{test['protocol']}`, "
         f"head `{test['head']}`).",
         _table(counts, rows),
+        *_seeds(results, counts),
         *_verdict(test["points"], series),
     ]
     for text, key, form in (
@@ -107,6 +110,24 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         if table:
             blocks += [text, _table(counts, table)]
     return blocks
+
+
+def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
+    """Say what an interval over seeds is, and give the result of each seed."""
+    if not (seeds := results.get("seeds")):
+        return []
+    points = results["meta_test"]["points"]
+    rows = [
+        (f"seed {seed}", [percent(point["seed_accuracies"][i]) for point in points])
+        for i, seed in enumerate(seeds)
+    ]
+    pooled = [percent(point["pooled"]["ci95"]) for point in points]
+    return [
+        f"These are means over {len(seeds)} seeds of the mean over runs, with intervals over seeds "
+        "(Student's t). Each seed's result, and half the width of the interval over all runs as if "
+        "they were independent, which holds for the mean of these very seeds only:",
+        _table(at, [*rows, ("± over runs", pooled)]),
+    ]
 
 
 def _is_few_shot(results: Mapping[str, Any]) -> bool:
@@ -136,6 +157,7 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
         f"of the 95 % interval (episodes: {', '.join(map(str, runs))}). The rows of the paper are "
         "named by the ways,shots of their training.",
         _table([f"{ways},{shots}" for ways, shots in at], rows, head="ways,shots"),
+        *_seeds(results, [f"{ways},{shots}" for ways, shots in at]),
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meml_jax import clustering, embeddings, heads, stages
+from meml_jax import clustering, devices, embeddings, heads, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
@@ -80,6 +80,7 @@ def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | Non
     return contrastive.load(trained, shape, config.embedding)["fen"]
 
 
+@devices.first_alone
 def _embed_again(
     config: Config, dataset: Dataset, model: Model, before: Path, here: Path, say: stages.Report
 ) -> np.ndarray:

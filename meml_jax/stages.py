@@ -24,6 +24,7 @@ from meml_jax import (
     balance,
     clustering,
     curves,
+    devices,
     embedding_report,
     embeddings,
     feed,
@@ -47,6 +48,7 @@ STAGES = ("embed", "cluster", "train", "test", "report")
 Report = Callable[[str], None]
 
 
+@devices.first_alone
 def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
     """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings).
 
@@ -87,6 +89,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     return z
 
 
+@devices.first_alone
 def cluster(
     config: Config, dataset: Dataset, z: np.ndarray | None, workdir: Path, say: Report
 ) -> Clusters:
@@ -183,9 +186,11 @@ def train(
     weights = balance.task_weights(config.tasks, size)
     key = key_for("train", config.seed)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
+    mesh = devices.train_mesh(config.outer.meta_batch)
     say(
         f"train: {config.learner}, {len(size)} clusters, {model.sampler.note}, "
         f"{dataset.train.images.nbytes / 2**20:.0f} MiB of images on the {place}"
+        f"{devices.note(mesh)}"
     )
     with feed.open_feed(
         place,
@@ -194,7 +199,7 @@ def train(
         train=config.train,
     ) as data:
         summary = training.train(
-            train_call(config, model),
+            train_call(config, model, mesh),
             functools.partial(_initial_state, config, model, fen),
             data,
             config.train,
@@ -202,6 +207,7 @@ def train(
             fingerprint=model.fingerprint,
             validate=curves.validation(config, dataset, network=model.network),
             report=say,
+            mesh=mesh,
         )
     say(
         f"train: {summary['steps']} steps in {summary['seconds']:.0f} s, "

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from meml_jax import checkpoints
+from meml_jax import checkpoints, devices
 from meml_jax.config import TrainConfig
 from meml_jax.metrics import MetricWriter
 from meml_jax.types import Array, TrainState, UserError
@@ -74,6 +75,7 @@ def train(
     validate: Callable[[TrainState], float] | None,
     report: Callable[[str], None],
     wording: Wording = META_TRAIN,
+    mesh: Mesh | None = None,
 ) -> dict[str, Any]:
     """Train up to `config.steps`, going on from the last checkpoint in `workdir`, if any.
 
@@ -91,6 +93,8 @@ def train(
       validate: accuracy on validation classes, for the best checkpoint; None: not done.
       report: prints a line.
       wording: how the lines name what is trained.
+      mesh: devices that `train_call` runs on together, with state and data on each; where it spans
+        processes, all of them call this, and process 0 writes. None: one device.
 
     Returns:
       {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole
@@ -104,7 +108,12 @@ def train(
       Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
     check(config, wording)
-    with checkpoints.open_checkpoints(workdir / "checkpoints") as manager:
+    several = mesh is not None and mesh.is_multi_process
+    writes = not several or devices.process() == 0
+    open_folder = checkpoints.open_checkpoints
+    if several:  # the first makes the folder, and tidies it
+        open_folder = devices.first_alone(open_folder)
+    with open_folder(workdir / "checkpoints", read_only=not writes) as manager:
         if checkpoints.latest_step(manager) is None:
             state: TrainState = fresh_state()
             meta: dict[str, Any] = {"seconds": 0.0, "pending": {}}
@@ -125,8 +134,13 @@ def train(
             report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
         report(f"{wording.stage}: compiles")
-        data_of = data if callable(data) else lambda step: data
-        call, compiled = _compile(train_call, state, data_of(step))
+        state = devices.replicate(state, mesh)
+        if callable(data):
+            data_of = lambda step: devices.replicate(data(step), mesh)  # noqa: E731
+        else:
+            placed = devices.replicate(data, mesh)
+            data_of = lambda step: placed  # noqa: E731
+        call, compiled = _compile(train_call, state, data_of(step), mesh)
         if step:
             report(f"{wording.stage}: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
@@ -140,16 +154,20 @@ def train(
                 "seconds": elapsed,
                 **compiled,
             }
-            checkpoints.save(manager, state, record, metric)
+            if writes:
+                checkpoints.save(manager, state, record, metric)
             return record
 
-        with (
-            MetricWriter(workdir, config.steps, start_step=step, label=wording.label) as writer,
-            _signals() as received,
-        ):
+        with contextlib.ExitStack() as stack:
+            write = _ignore
+            if writes:
+                writer = MetricWriter(workdir, config.steps, start_step=step, label=wording.label)
+                write = stack.enter_context(writer).write
+            received = stack.enter_context(_signals())
             while step < config.steps:
                 num_steps = steps_of_call(step, config)
-                state, history = call(state, jnp.int32(num_steps), *data_of(step))
+                asked = devices.replicate(jnp.int32(num_steps), mesh)
+                state, history = call(state, asked, *data_of(step))
                 history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
                 _check_finite(history["loss"], step, wording)
                 step += num_steps
@@ -157,27 +175,27 @@ def train(
                     pending.setdefault(name, []).extend(float(value) for value in values)
                 if step % config.log_every == 0 or step == config.steps:
                     _check_alive(pending, step)
-                    writer.write(
-                        step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
-                    )
+                    write(step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v})
                     pending = {}
                 last, metric = step == config.steps, None
+                signum = devices.largest(received[0] if received else 0, mesh)
                 validates = validate and (step % config.validate_every == 0 or last)
-                saves = validates or step % config.checkpoint_every == 0 or last or received
+                saves = validates or step % config.checkpoint_every == 0 or last or signum
                 if saves:
                     _check_parameters(state, wording)
                 if validate and validates:
-                    metric = validate(state)
-                    writer.write(step, {"validation/accuracy": metric})
+                    metric = validate(devices.local(state, mesh))
+                    write(step, {"validation/accuracy": metric})
                 if saves:
                     meta = save(metric)
-                if received:
+                if signum:
                     where = f"step {step} of {config.steps}"
                     raise Interrupted(
-                        received[0], f"stopped and saved at {where}; the same command goes on"
+                        signum, f"stopped and saved at {where}; the same command goes on"
                     )
-            if received:  # it came after the last look: later stages must not start
-                raise Interrupted(received[0], "stopped and saved; the same command goes on")
+            # One that came after the last look: later stages must not start.
+            if signum := devices.largest(received[0] if received else 0, mesh):
+                raise Interrupted(signum, "stopped and saved; the same command goes on")
     return _summary(step, meta)
 
 
@@ -187,10 +205,15 @@ def _summary(step: int, meta: dict[str, Any]) -> dict[str, Any]:
     return summary | {"steps_per_second": step / meta["seconds"]}
 
 
-def _compile(train_call, state, data):
+def _ignore(step: int, values: dict[str, Any]) -> None:
+    """Leave the record to process 0."""
+
+
+def _compile(train_call, state, data, mesh):
     """Compile ahead of time: (compiled call, seconds and bytes that this takes)."""
     start = time.monotonic()
-    call = jax.jit(train_call, donate_argnums=0).lower(state, jnp.int32(1), *data).compile()
+    asked = devices.replicate(jnp.int32(1), mesh)
+    call = jax.jit(train_call, donate_argnums=0).lower(state, asked, *data).compile()
     memory = call.memory_analysis()
     peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     peak -= memory.alias_size_in_bytes  # the donated state is argument and output at once

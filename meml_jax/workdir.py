@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meml_jax import devices
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import UNFINISHED, read_npz, write_json
@@ -51,12 +52,27 @@ def fingerprint(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
-    """Claim a workdir for this process and config, and write `config.json`.
+    """Claim a workdir for this run and config, and write `config.json`.
 
     Raises:
       UserError: the folder cannot be written, is in use, holds other things, or holds training of a
-        config that differs in a field which training depends on.
+        config that differs in a field which training depends on; or the processes of the run do not
+        see the same folder.
     """
+    with _claim(workdir, config):
+        yield
+
+
+@devices.first_alone
+def _claim(workdir: Path, config: Config) -> contextlib.AbstractContextManager[Any]:
+    """Lock a workdir; the lock, held until the context ends, is that of process 0."""
+    if devices.process():
+        if not (workdir / "config.json").is_file():
+            raise UserError(
+                f"process {devices.process()} does not see what process 0 wrote to {workdir}; "
+                "expected a folder that all hosts share"
+            )
+        return contextlib.nullcontext()
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         # A stop before config.json was written leaves the lock and perhaps half of that file.
@@ -69,7 +85,8 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
         raise UserError(
             f"cannot write to the workdir {workdir} ({error.strerror}); use another --workdir"
         ) from None
-    with lock:
+    with contextlib.ExitStack() as claim:
+        claim.enter_context(lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -82,13 +99,15 @@ def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
                 "apart; use a --workdir on a file system with locks"
             ) from None
         for path in workdir.rglob(f".*{UNFINISHED}"):  # of a process that was killed
-            path.unlink(missing_ok=True)
+            below = workdir / path.relative_to(workdir).parts[0]
+            if not (below / ".lock").is_file():  # else a workdir in itself, perhaps in use
+                path.unlink(missing_ok=True)
         record_config(workdir, config)
-        yield
+        return claim.pop_all()
 
 
 def record_config(workdir: Path, config: Config) -> None:
-    """Write `config.json`, unless the workdir holds training of a config that differs.
+    """Write `config.json`, in process 0, unless the workdir holds training of another config.
 
     A field that is still open, here or there, is not compared: once it has been chosen, the
     checkpoints' fingerprint tells whether they belong to it.
@@ -96,7 +115,9 @@ def record_config(workdir: Path, config: Config) -> None:
     Raises:
       UserError: names the fields that differ.
     """
-    _check_same_training(workdir, config)
+    if devices.process():
+        return
+    check_same_training(workdir, config)
     write_json(workdir / "config.json", dataclasses.asdict(config))
 
 
@@ -113,7 +134,8 @@ def _stored_config(workdir: Path, trouble: str) -> Config:
         raise UserError(f"{trouble} ({path}: {reason}); use another --workdir") from None
 
 
-def _check_same_training(workdir: Path, config: Config) -> None:
+def check_same_training(workdir: Path, config: Config) -> None:
+    """Raise UserError, with the fields that differ, for a folder with another config's training."""
     trained = workdir / "checkpoints"
     if not (trained.is_dir() and any(trained.iterdir())):
         return

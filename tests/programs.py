@@ -18,6 +18,12 @@ import warnings
 from pathlib import Path
 
 import jax
+import numpy as np
+
+from meml_jax import checkpoints, stages
+from meml_jax.data import datasets
+from meml_jax.model import fresh_state, make_model
+from meml_jax.settings import from_dict
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = [sys.executable, str(ROOT / "experiments" / "run.py")]
@@ -175,3 +181,17 @@ def snapshot(folder):
 def times(folder):
     """Times of change of all files below a folder."""
     return {p: p.stat().st_mtime_ns for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def arrays(workdir):
+    """The state in the last checkpoint of a run, by name."""
+    config = from_dict(json.loads((workdir / "config.json").read_text()))
+    dataset = datasets.load(config.data, report=lambda line: None)
+    z = stages.embed(config, dataset, workdir, lambda line: None)
+    clusters = stages.cluster(config, dataset, z, workdir, lambda line: None)
+    model = make_model(config, dataset, clusters)
+    template = jax.eval_shape(lambda: fresh_state(config, model))
+    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
+        state, _ = checkpoints.restore(manager, template)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}

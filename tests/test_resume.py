@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import programs
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -67,26 +68,6 @@ def _without_times(node):
     return [_without_times(v) for v in node] if isinstance(node, list) else node
 
 
-def _arrays(workdir: Path) -> dict[str, np.ndarray]:
-    import jax
-
-    from meml_jax import checkpoints, stages, training  # noqa: F401
-    from meml_jax.data import datasets
-    from meml_jax.model import fresh_state, make_model
-    from meml_jax.settings import from_dict
-
-    config = from_dict(json.loads((workdir / "config.json").read_text()))
-    dataset = datasets.load(config.data, report=lambda line: None)
-    z = stages.embed(config, dataset, workdir, lambda line: None)
-    clusters = stages.cluster(config, dataset, z, workdir, lambda line: None)
-    model = make_model(config, dataset, clusters)
-    template = jax.eval_shape(lambda: fresh_state(config, model))
-    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
-        state, _ = checkpoints.restore(manager, template)
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
 @pytest.mark.slow
 def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -106,7 +87,7 @@ def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
     output = _finish(killed)
     assert "reuses 60 steps" in output and "finished points" in output
 
-    ours, theirs = _arrays(killed), _arrays(whole)
+    ours, theirs = programs.arrays(killed), programs.arrays(whole)
     assert ours.keys() == theirs.keys()
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)

@@ -1,0 +1,153 @@
+"""Several seeds of one config: a run each, in a folder each, and what all of them have found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meml_jax import curves, figures, meta_test, paper, report
+from meml_jax.config import Config
+from meml_jax.files import write_atomic, write_json
+from meml_jax.types import Dataset, UserError
+from meml_jax.workdir import check_same_training
+
+
+def runs(config: Config, workdir: Path) -> list[tuple[Config, Path]]:
+    """List the runs `seed`, ..., `seed + seeds - 1` and their folders; one seed: WORKDIR itself."""
+    if config.seeds == 1:
+        return [(config, workdir)]
+    every = range(config.seed, config.seed + config.seeds)
+    return [
+        (dataclasses.replace(config, seed=seed, seeds=1), workdir / f"seed{seed}") for seed in every
+    ]
+
+
+def check(config: Config, workdir: Path) -> None:
+    """Refuse a folder that holds one run for several seeds, several for one, or another config's.
+
+    Before anything is written there, and before hours go into the seeds that come first.
+
+    Raises:
+      UserError: says what the folder holds.
+    """
+    if config.seeds > 1:
+        if (workdir / "checkpoints").is_dir():
+            raise UserError(
+                f"{workdir} holds the run of one seed, but seeds={config.seeds}; use another "
+                "--workdir"
+            )
+        for one, folder in runs(config, workdir):
+            check_same_training(folder, one)
+    elif there := sorted(path.parent.name for path in workdir.glob("seed[0-9]*/config.json")):
+        raise UserError(
+            f"{workdir} holds a run of each of several seeds ({', '.join(there)}), but seeds=1; "
+            "use another --workdir or the old number of seeds"
+        )
+
+
+def finished(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any] | None:
+    """Return the results of a run whose every stage is done with this config and these images."""
+    try:
+        found = json.loads((folder / "results.json").read_text())
+    except (OSError, ValueError):
+        return None
+    wanted = {
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),
+        "points_version": curves.VERSION,
+        "content_hash": dataset.content_hash,
+        "test_hash": dataset.test_hash,
+    }
+    whole = (folder / "report.md").is_file()
+    return found if whole and {name: found.get(name) for name in wanted} == wanted else None
+
+
+def combine(found: Sequence[Mapping[str, Any]], config: Config) -> dict[str, Any]:
+    """Put the results of several seeds together, in the form of those of one.
+
+    With a_{s,r} the accuracy of run r of seed s, a point has
+
+      `accuracy` = mean_s m_s, m_s = mean_r a_{s,r};
+      `std` = standard deviation of the m_s, `ci95` = t_{0.975, N-1} std / sqrt(N), over N seeds.
+
+    The interval is that of a new seed's expected accuracy: m_s varies with embedding, clusters,
+    initialisation, tasks and test streams alike, and the runs of one seed are not independent of
+    each other. `pooled` is the summary of all a_{s,r} taken as independent: narrower, and right for
+    the mean of these seeds only. The split of the classes is the same in all seeds.
+
+    Args:
+      found: content of `results.json` of each seed, of one config.
+      config: of the whole.
+
+    Returns:
+      The content of the combined `results.json`; `each` has what differs between seeds.
+    """
+    first = dict(found[0])
+    differing = ("seed", "clustering", "meta_train")
+    varying = (*differing, "meta_test", "comparisons", "config")
+
+    def curve(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        shared = {k: v for k, v in parts[0].items() if k not in ("points", "checkpoint_step")}
+        points = zip(*(part["points"] for part in parts), strict=True)
+        return shared | {"points": [combine_points(seeds) for seeds in points]}
+
+    others = zip(*(one["comparisons"] for one in found), strict=True)
+    return {name: value for name, value in first.items() if name not in varying} | {
+        "seed": config.seed,
+        "seeds": [one["seed"] for one in found],
+        "meta_test": curve([one["meta_test"] for one in found]),
+        "comparisons": [curve(series) for series in others],
+        "each": [{name: one[name] for name in differing} for one in found],
+        "config": dataclasses.asdict(config),
+    }
+
+
+def combine_points(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put one point of a curve of each seed together, as `combine` says."""
+    first, num_classes = points[0], points[0]["num_classes"]
+    means = [float(np.mean(point["accuracies"])) for point in points]
+    every = np.concatenate([point["accuracies"] for point in points])
+    over_seeds = meta_test.summarise(np.array(means), num_classes=num_classes)
+    pooled = meta_test.summarise(every, num_classes=num_classes)
+
+    def mean(name: str) -> float | None:
+        values = [point[name] for point in points if point.get(name) is not None]
+        return float(np.mean(values)) if values else None
+
+    rates = [point["learning_rate"] for point in points]
+    return (
+        {name: first[name] for name in ("shots",) if name in first}
+        | over_seeds
+        | {
+            "runs": len(every),
+            "accuracies": [float(a) for a in every],
+            "seed_accuracies": means,
+            "pooled": {name: pooled[name] for name in ("std", "ci95")},
+            "learning_rate": rates[0] if len(set(rates)) == 1 else None,
+            "learning_rates": rates,
+            "train_accuracy": mean("train_accuracy"),
+            "iid_accuracy": mean("iid_accuracy"),
+        }
+    )
+
+
+def write_report(config: Config, dataset: Dataset, workdir: Path) -> Path:
+    """Write `results.json`, `report.md` and the accuracy curve of all seeds."""
+    parts = []
+    for one, folder in runs(config, workdir):
+        if (results := finished(one, dataset, folder)) is None:
+            raise UserError(f"{folder} is not finished; the same command goes on with it")
+        parts.append(results)
+    found = combine(parts, config)
+    write_json(workdir / "results.json", found)
+    names = []
+    if not config.episodes.ways:
+        names = ["figures/accuracy.png"]
+        beside = paper.rows_beside(config, dataset.name)
+        figures.accuracy_curve(found, workdir / names[0], paper=beside)
+    write_atomic(workdir / "report.md", report.render(found, figures=names))
+    return workdir / "report.md"

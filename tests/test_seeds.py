@@ -1,0 +1,160 @@
+"""Several seeds of one config: a workdir each, their results together."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import numpy as np
+import programs
+import pytest
+import scipy.stats
+
+from meml_jax import report, seeds
+from meml_jax.config import Config
+from meml_jax.settings import override
+
+# True classes have the same sizes whatever the seed, so the training is compiled once.
+TINY = {
+    "train__steps": 4,
+    "train__steps_per_call": 4,
+    "tasks__labels": "true",
+    "test__heads": "('prototype',)",
+    "test__num_classes": "(2,)",
+}
+
+
+def point(accuracies, *, rate=0.01, train=0.5):
+    return {
+        "num_classes": 4, "accuracies": list(accuracies), "learning_rate": rate,
+        "train_accuracy": train, "iid_accuracy": None,
+    }  # fmt: skip
+
+
+def test_statistics_are_by_hand():
+    accuracies = np.array([[0.5, 0.7, 0.6], [0.8, 0.8, 0.8], [0.4, 0.5, 0.3]])
+    rates = (0.1, 0.1, 0.01)
+    found = seeds.combine_points(
+        [point(a, rate=r, train=t) for a, r, t in zip(accuracies, rates, (1, 0, 0.5), strict=True)]
+    )
+    means = np.array([0.6, 0.8, 0.4])
+    std = np.sqrt(((means - 0.6) ** 2).sum() / 2)  # 0.2
+    assert found["accuracy"] == pytest.approx(0.6) and found["std"] == pytest.approx(std)
+    quantile = 4.302652729749464  # of Student's t with 2 degrees of freedom, from a table
+    assert found["ci95"] == pytest.approx(quantile * std / np.sqrt(3))
+    np.testing.assert_allclose(found["seed_accuracies"], means)
+    assert found["accuracies"] == accuracies.ravel().tolist() and found["runs"] == 9
+    pooled = accuracies.std(ddof=1)
+    assert found["pooled"]["std"] == pytest.approx(pooled)
+    expected = scipy.stats.t.ppf(0.975, 8) * pooled / 3
+    assert found["pooled"]["ci95"] == pytest.approx(expected) and expected < found["ci95"]
+    assert found["chance"] == 0.25 and found["train_accuracy"] == 0.5
+    assert found["learning_rate"] is None and found["learning_rates"] == list(rates)
+    assert found["iid_accuracy"] is None and "shots" not in found
+
+
+def test_seeds_without_differences_have_an_interval_of_zero_and_their_order_does_not_count():
+    same = [point([0.5, 0.7])] * 4
+    assert seeds.combine_points(same)["ci95"] == 0.0
+    assert seeds.combine_points(same)["learning_rate"] == 0.01
+    parts = [point([0.5, 0.7]), point([0.2, 0.3]), point([0.9, 0.8])]
+    one, other = seeds.combine_points(parts), seeds.combine_points(parts[::-1])
+    assert one["accuracy"] == pytest.approx(other["accuracy"])
+    assert one["ci95"] == pytest.approx(other["ci95"])
+
+
+def test_the_interval_covers_what_a_new_seed_adds():
+    """Seeds that differ: the interval over seeds holds the true mean, that over runs does not."""
+    rng = np.random.default_rng(0)
+    covered = np.zeros(2)
+    for _ in range(400):
+        level = 0.5 + 0.1 * rng.normal(size=(5, 1))
+        found = seeds.combine_points([point(a) for a in level + 0.05 * rng.normal(size=(5, 20))])
+        half = np.array([found["ci95"], found["pooled"]["ci95"]])
+        covered += np.abs(found["accuracy"] - 0.5) < half
+    assert 0.92 < covered[0] / 400 < 0.98 and covered[1] / 400 < 0.5
+
+
+def test_one_seed_is_the_workdir_itself(tmp_path):
+    config = override(Config(), {"seed": 7})
+    assert seeds.runs(config, tmp_path) == [(config, tmp_path)]
+    several = seeds.runs(override(config, {"seeds": 2}), tmp_path)
+    assert several == [
+        (config, tmp_path / "seed7"), (override(config, {"seed": 8}), tmp_path / "seed8"),
+    ]  # fmt: skip
+
+
+def test_two_seeds_are_two_runs_and_a_finished_one_is_skipped(tmp_path):
+    run = functools.partial(programs.run_here, **TINY)
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    programs.succeed(alone, call=run, seed=4)
+    # Stopped after the first seed's training, then in the second one's place.
+    programs.succeed(both, "--stage=train", call=run, seed=3, seeds=2)
+    assert not (both / "results.json").exists()
+    lines = programs.succeed(both, call=run, seed=3, seeds=2)
+    assert sum(line.startswith("train: reuses 4 steps") for line in lines) == 2
+    assert lines[-1] == f"report on 2 seeds: {both / 'report.md'}"
+    assert programs.without_clocks(programs.results(both / "seed4") | {"config": None}) == (
+        programs.without_clocks(programs.results(alone) | {"config": None})
+    )
+
+    found = programs.results(both)
+    each = [programs.results(both / f"seed{seed}") for seed in (3, 4)]
+    assert found["seeds"] == [3, 4] and found["config"]["seeds"] == 2
+    assert each[0]["config"] | {"seed": 4} == each[1]["config"]
+    for i, curve in enumerate([found["meta_test"], *found["comparisons"]]):
+        parts = [([one["meta_test"], *one["comparisons"]])[i] for one in each]
+        points = [[p["accuracy"] for p in part["points"]] for part in parts]
+        got = [p["accuracy"] for p in curve["points"]]
+        np.testing.assert_allclose(got, np.mean(points, axis=0))
+        assert curve["head"] == parts[0]["head"]
+    assert [one["clustering"] for one in found["each"]] == [one["clustering"] for one in each]
+    text = (both / "report.md").read_text()
+    assert text == report.render(found, figures=["figures/accuracy.png"])
+    assert "- seed: 3, 4" in text and "| seed 3 |" in text and "means over 2 seeds" in text
+    assert (both / "figures" / "accuracy.png").stat().st_size > 10_000
+
+    before = programs.times(both / "seed3")
+    lines = programs.succeed(both, call=run, seed=2, seeds=2)
+    assert f"seed 3: reuses {both / 'seed3'}" in lines
+    assert not any(line.startswith("seed 3: in") for line in lines)
+    assert programs.times(both / "seed3") == before
+    assert programs.results(both)["seeds"] == [2, 3]
+
+    before = programs.snapshot(both)
+    error = programs.refuse(both, call=run, seed=2, seeds=2, network__hidden=8)
+    assert f"{both / 'seed2'} holds training of another config: network.hidden is 16" in error
+    error = programs.refuse(both, call=run, seed=2)
+    assert "holds a run of each of several seeds (seed2, seed3, seed4), but seeds=1" in error
+    assert programs.snapshot(both) == before
+    error = programs.refuse(alone, call=run, seed=4, seeds=2)
+    assert "holds the run of one seed, but seeds=2" in error
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seeds": 0}, "seeds=0, expected at least 1"),
+        ({"seeds": "two"}, "seeds=two"),
+        ({"seed": 2**32 - 1, "seeds": 2}, f"expected a sum up to {2**32}"),
+    ],
+)
+def test_numbers_of_seeds_that_cannot_be(tmp_path, fields, message):
+    assert message in programs.refuse(tmp_path / "run", **fields)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_report_of_episodes_over_seeds():
+    points = [
+        [point(a) | {"shots": 5, "ci95": 0.1} for a in ([0.5, 0.6], [0.7, 0.7])],
+    ]
+    found = {
+        "seeds": [0, 1], "dataset": "glyphs", "learner": "maml", "config": {
+            "episodes": {"ways": 4, "shots": 1}
+        },
+        "meta_test": {
+            "protocol": "few_shot", "head": "adapted", "points": [seeds.combine_points(points[0])],
+        },
+    }  # fmt: skip
+    text = report.render(json.loads(json.dumps(found)))
+    assert "| ways,shots | 4,5 |" in text and "| seed 1 | 70.0 |" in text
