@@ -168,7 +168,7 @@ def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
-    lines = comparison.make_lines(table, configs, comparison.read(folder()))
+    lines = comparison.make_lines(table, configs, comparison.read(folder(), say=run.say))
     name, label = folder().name, FLAGS.label and f", {FLAGS.label}"
     said = f"## {table.title}{label}\n\n{table.note}".strip()
     text = table_report.write(folder(), table, lines, commands(table, lines), said)

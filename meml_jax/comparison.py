@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.settings import flatten, from_dict
 from meml_jax.tables import PLACES, Table
+from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
 
 BASELINES = ("pixels", "untrained")
@@ -74,17 +76,25 @@ class Line:
     results: tuple[dict[str, Any], ...] = ()
 
 
-def read(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Read what the runs of a table have stored below its folder; what is broken is left out."""
+def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read what the runs of a table have stored below its folder: results by row and seed.
+
+    What cannot be read, or has settings that this version does not know, is left out and said.
+    """
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*/seed*/results.json")):
-        number = path.parent.name.removeprefix("seed")
-        results = _json(path)
-        if results is not None and number.isdigit():
-            first = "round1/" if results["config"]["clustering"]["rounds"] > 1 else ""
-            embedding = _json(path.parent / f"{first}embedding.json") or {}
-            results["embedding_seconds"] = embedding.get("seconds")
-            found.setdefault(path.parent.parent.name, {})[int(number)] = results
+        row, number = path.parent.parent.name, path.parent.name.removeprefix("seed")
+        try:
+            results = json.loads(path.read_text())
+            config, seed = from_dict(results["config"]), int(number)
+        except (OSError, ValueError, KeyError, UserError) as error:
+            say(f"left out: {path} ({error})")
+            continue
+        first = "round1/" if config.clustering.rounds > 1 else ""
+        with contextlib.suppress(OSError, ValueError):  # an oracle has none
+            embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
+            results["embedding_seconds"] = embedding["seconds"]
+        found.setdefault(row, {})[seed] = results
     return found
 
 
@@ -225,10 +235,3 @@ def _published(config: Config) -> Mapping[str, Mapping[Any, float]]:
     other = config.test_data.name
     dataset = f"{config.data.name}_{other}" if other else config.data.name
     return paper.few_shot_rows(dataset) if config.episodes.ways else paper.paper_rows(dataset)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -46,16 +46,16 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             name = _head_name(lines, head)
             handles = _ours(ours, here, at, looks)
             handles |= _unlearned(ours, lines, at)
-            ours.set_title(f"{name}: ours, 95 % interval", loc="left")
+            ours.set_title(name, loc="left")
             handles |= _paper(theirs, here, at, looks, handles)
-            theirs.set_title(f"{name}: the paper", loc="left")
+            theirs.set_title("the paper", loc="left")
             theirs.set_xlim(ours.get_xlim())
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
             names = [title.removesuffix(f", {name}") for title in handles]
             theirs.legend(list(handles.values()), names, **place)
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(f"{title}: ours with 95 % interval, and the paper's", fontsize=11)
         figures.save(figure, path)
 
 

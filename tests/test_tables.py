@@ -372,11 +372,25 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     longer = settings("omniglot", "meml", "paper", 1)
     path.write_text(json.dumps(results(longer, sgd=(0.9, 0.9))))
     configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
-    lines = comparison.make_lines(table("omniglot"), configs, comparison.read(stored / "omniglot"))
+    lines = comparison.make_lines(
+        table("omniglot"), configs, comparison.read(stored / "omniglot", say=print)
+    )
     found = {line.title: (line.seeds, line.steps) for line in lines if line.row == "meml"}
     assert found["MEML (seeds 0)"] == ((0,), 10_000) and found["MEML (seeds 1)"] == ((1,), 40_000)
     text = table_report.make_sheets(table("omniglot"), lines)[0].text
     assert "Rows differ in meta-steps." in text
+
+
+def test_what_cannot_be_read_is_left_out_and_said(stored, undrawn):
+    path = stored / "omniglot" / "meml" / "seed0" / "results.json"
+    path.write_text(path.read_text()[:100])
+    foreign = stored / "omniglot" / "oml" / "seed0" / "results.json"
+    foreign.write_text(foreign.read_text().replace('"learner"', '"learned"'))
+    code, out, _ = call("--table=omniglot", f"--results={stored}", "--report_only")
+    assert code == 0 and f"left out: {path} (" in out
+    assert f"left out: {foreign} (unknown config field 'learned'" in out
+    text = (stored / "omniglot" / "report.md").read_text()
+    assert cells(text, "MEML")[1] == "1" and cells(text, "OML")[0] == "-"
 
 
 def test_the_report_of_nothing_has_the_numbers_of_the_paper(tmp_path):
