@@ -85,23 +85,15 @@ def test_one_seed_is_the_workdir_itself(tmp_path):
 
 
 def test_two_seeds_are_two_runs_and_a_finished_one_is_skipped(tmp_path):
-    run = functools.partial(programs.run_here, **TINY)
-    alone, both = tmp_path / "alone", tmp_path / "both"
-    programs.succeed(alone, call=run, seed=4)
-    # Stopped after the first seed's training, then in the second one's place.
-    programs.succeed(both, "--stage=train", call=run, seed=3, seeds=2)
-    assert not (both / "results.json").exists()
-    lines = programs.succeed(both, call=run, seed=3, seeds=2)
-    assert sum(line.startswith("train: reuses 4 steps") for line in lines) == 2
-    assert lines[-1] == f"report on 2 seeds: {both / 'report.md'}"
-    assert programs.without_clocks(programs.results(both / "seed4") | {"config": None}) == (
-        programs.without_clocks(programs.results(alone) | {"config": None})
-    )
-
-    found = programs.results(both)
-    each = [programs.results(both / f"seed{seed}") for seed in (3, 4)]
+    run = functools.partial(programs.run_here, seed=3, seeds=2, **TINY)
+    lines = programs.succeed(tmp_path, call=run)
+    assert f"seed 4: in {tmp_path / 'seed4'}" in lines
+    assert lines[-1] == f"report on 2 seeds: {tmp_path / 'report.md'}"
+    found = programs.results(tmp_path)
+    each = [programs.results(tmp_path / f"seed{seed}") for seed in (3, 4)]
     assert found["seeds"] == [3, 4] and found["config"]["seeds"] == 2
     assert each[0]["config"] | {"seed": 4} == each[1]["config"]
+    assert each[0]["meta_test"]["points"] != each[1]["meta_test"]["points"]
     for i, curve in enumerate([found["meta_test"], *found["comparisons"]]):
         parts = [([one["meta_test"], *one["comparisons"]])[i] for one in each]
         points = [[p["accuracy"] for p in part["points"]] for part in parts]
@@ -109,26 +101,43 @@ def test_two_seeds_are_two_runs_and_a_finished_one_is_skipped(tmp_path):
         np.testing.assert_allclose(got, np.mean(points, axis=0))
         assert curve["head"] == parts[0]["head"]
     assert [one["clustering"] for one in found["each"]] == [one["clustering"] for one in each]
-    text = (both / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
     assert text == report.render(found, figures=["figures/accuracy.png"])
     assert "- seed: 3, 4" in text and "| seed 3 |" in text and "means over 2 seeds" in text
-    assert (both / "figures" / "accuracy.png").stat().st_size > 10_000
+    assert (tmp_path / "figures" / "accuracy.png").stat().st_size > 10_000
 
-    before = programs.times(both / "seed3")
-    lines = programs.succeed(both, call=run, seed=2, seeds=2)
-    assert f"seed 3: reuses {both / 'seed3'}" in lines
-    assert not any(line.startswith("seed 3: in") for line in lines)
-    assert programs.times(both / "seed3") == before
-    assert programs.results(both)["seeds"] == [2, 3]
+    # Stopped before the second one's report.
+    before = programs.times(tmp_path / "seed3")
+    (tmp_path / "seed4" / "report.md").unlink()
+    lines = programs.succeed(tmp_path, "--stage=train", call=run)
+    assert f"seed 3: reuses {tmp_path / 'seed3'}" in lines
+    assert any(line.startswith("train: reuses 4 steps") for line in lines)
+    assert programs.times(tmp_path / "seed3") == before
 
-    before = programs.snapshot(both)
-    error = programs.refuse(both, call=run, seed=2, seeds=2, network__hidden=8)
-    assert f"{both / 'seed2'} holds training of another config: network.hidden is 16" in error
-    error = programs.refuse(both, call=run, seed=2)
-    assert "holds a run of each of several seeds (seed2, seed3, seed4), but seeds=1" in error
-    assert programs.snapshot(both) == before
-    error = programs.refuse(alone, call=run, seed=4, seeds=2)
-    assert "holds the run of one seed, but seeds=2" in error
+    before = programs.snapshot(tmp_path)
+    error = programs.refuse(tmp_path, call=run, network__hidden=8)
+    assert f"{tmp_path / 'seed3'} holds training of another config: network.hidden is 16" in error
+    error = programs.refuse(tmp_path, call=run, seeds=1)
+    assert "holds a run of each of several seeds (seed3, seed4), but seeds=1" in error
+    assert "holds the run of one seed, but" in programs.refuse(tmp_path / "seed4", call=run)
+    assert programs.snapshot(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_each_seed_is_the_run_of_that_seed(tmp_path):
+    run = functools.partial(programs.run_here, **TINY)
+    programs.succeed(tmp_path / "both", call=run, seed=3, seeds=2)
+    programs.succeed(tmp_path / "alone", call=run, seed=4)
+    found, expected = (
+        programs.without_clocks(programs.results(tmp_path / folder))
+        for folder in ("both/seed4", "alone")
+    )
+    assert found == expected
+    lines = programs.succeed(tmp_path / "both", call=run, seed=2, seeds=3)  # more of them
+    assert [line for line in lines if line.startswith("seed ") and "reuses" in line] == [
+        f"seed {seed}: reuses {tmp_path / 'both' / f'seed{seed}'}" for seed in (3, 4)
+    ]
+    assert programs.results(tmp_path / "both")["seeds"] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
