@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import scipy.stats
-
 from meml_jax import paper
 from meml_jax.config import Config
+from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.tables import PLACES, Table
 from meml_jax.types import UserError
@@ -99,28 +97,17 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
 
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
-    """Bring the points of several seeds together; one seed's point stays as it is.
+    """Bring the points of several seeds together as `seeds.combine_points` does.
 
-    With S seeds of n runs, variance s_w^2 of the runs of a seed and s_b^2 of the seeds' means,
-
-      mean = mean of the seeds' means,  se^2 = max(s_b^2, s_w^2 / n) / S,
-
-    and the interval is mean +- t_{0.975, S n - 1} se: that of all runs together where seeds differ
-    no more than their runs explain. Where they differ more, it is too narrow for so few seeds, as
-    t is that of the number of runs.
+    The interval is that over the runs of one seed, or that over several seeds.
 
     Args:
       points: entries of `points` in results.json, of one number of classes.
     """
-    means = [float(point["accuracy"]) for point in points]
+    means = tuple(float(point["accuracy"]) for point in points)
+    point = points[0] if len(points) == 1 else combine_points(points)
     runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
-    if len(points) == 1:
-        return Cell(means[0], float(points[0]["ci95"]), runs, chance, tuple(means))
-    within = np.mean([np.var(p["accuracies"], ddof=1) if p["runs"] > 1 else 0.0 for p in points])
-    between = np.var(means, ddof=1)
-    error = np.sqrt(max(between, within * len(points) / runs) / len(points))
-    half = float(scipy.stats.t.ppf(0.975, runs - 1) * error)
-    return Cell(float(np.mean(means)), half, runs, chance, tuple(means))
+    return Cell(float(point["accuracy"]), float(point["ci95"]), runs, chance, means)
 
 
 def verdict(cell: Cell, published: float) -> str:

@@ -22,7 +22,7 @@ from meml_jax.tables import Table
 from meml_jax.types import UserError
 
 KEY = (
-    "Accuracy in %, ± half of the 95 % interval over all runs of all seeds, then where the "
+    "Accuracy in %, ± half of the 95 % interval, over runs or over several seeds, then where the "
     "interval lies against the paper's number: above, within (it holds the number) or below. Bold: "
     "the best of ours in this table, oracles aside if there is anything else. `-`: not measured."
 )
