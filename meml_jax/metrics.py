@@ -106,7 +106,8 @@ class Progress:
         since, before = self._start if last else self._last
         rate = (done - before) / max(now - since, 1e-9)
         parts = [f"{self._label}: {done}" + (f"/{total}" if total else "")]
-        parts.append(f"{rate:.3g} {self._unit}/s")
+        if rate > 0:  # else more is said of the same step, e.g. its validation
+            parts.append(f"{rate:.3g} {self._unit}/s")
         if last:
             parts.append(f"took {tqdm.format_interval(now - since)}")
         elif total and rate > 0:

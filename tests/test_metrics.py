@@ -74,6 +74,20 @@ def test_tensorboard_events_and_purge(tmp_path):
     assert [e.step for e in events() if e.HasField("session_log")] == [0, 21]
 
 
+def test_a_second_line_of_a_step_has_no_speed(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    report = metrics.Progress(100, "drawing", unit="classes", stream=stream)
+    for text in ("loss 1", "validation 2"):
+        clock[0] += 25
+        report(50, 100, text=text)
+    assert stream.getvalue().splitlines() == [
+        "drawing: 50/100, 2 classes/s, ETA 00:25, loss 1",
+        "drawing: 50/100, validation 2",
+    ]
+
+
 def test_log_lines_are_sparse_and_the_last_one_comes(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
