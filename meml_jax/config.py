@@ -115,6 +115,7 @@ class NetworkConfig:
     hidden: int = 1024  # width of the CLN
     cln_relu: bool = True  # released code: False, the classifier is linear in the features
     attention_feature: str = "relu"  # what attention pools: relu, or preactivation (released code)
+    compute_dtype: str = "float32"  # of the FEN's arithmetic, or bfloat16; parameters are float32
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 
 def count(function: Callable[..., Any], *args: Any) -> int:
@@ -42,18 +43,7 @@ def _count_equation(equation: Any) -> int:
         return 2 * equation.outvars[0].aval.size * kernel.size // outputs
     if name == "while":
         raise ValueError("a while loop cannot be counted; use a scan")
-    inside = [_count(jaxpr) for jaxpr in _jaxprs(list(params.values()))]
+    inside = [_count(jaxpr) for jaxpr in jaxprs_in_params(params)]
     if name == "cond":
         return max(inside)
     return params.get("length", 1) * sum(inside) if name == "scan" else sum(inside)
-
-
-def _jaxprs(value: Any) -> Iterator[Any]:
-    """Find the programs among the parameters of an operation."""
-    if isinstance(value, list | tuple):
-        for part in value:
-            yield from _jaxprs(part)
-    elif hasattr(value, "eqns"):
-        yield value
-    elif hasattr(value, "jaxpr"):
-        yield value.jaxpr

@@ -16,6 +16,7 @@ from meml_jax.types import Array, Params, UserError
 
 STRIDES = (2, 1, 2, 1, 2, 2)
 CONTEXT_SIZE = 100  # dimensions of the FiLM context z (supplement)
+COMPUTE_DTYPES = ("float32", "bfloat16")
 MIN_IMAGE_SIZE = 27  # the smallest image from which five 3x3 convolutions leave one position
 
 _weight_init = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -171,7 +172,9 @@ def make_network(
     """Build the network of the supplement's Implementation Details.
 
     Args:
-      config: widths and the places in which the released code differs.
+      config: widths, the places in which the released code differs, and `compute_dtype`: with
+        bfloat16 the convolutions read and write that, also in their gradients, while parameters,
+        features, dense layers and losses stay as they are.
       learner: decides whether there are an attention network and FiLM layers.
       image_shape: (H, W, C), H and W at least 27.
       num_classes: outputs of the CLN.
@@ -181,7 +184,8 @@ def make_network(
       A Network.
 
     Raises:
-      UserError: images too small for six convolutions, or an unknown `attention_feature`.
+      UserError: images too small for six convolutions, an unknown `attention_feature` or
+        `compute_dtype`.
 
     Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The
     released code pools and classifies the pre-activation where there is attention, and has no ReLU
@@ -196,6 +200,10 @@ def make_network(
         raise UserError(
             f"network.attention_feature={config.attention_feature!r}, expected one of "
             f"{sorted(activations)}"
+        )
+    if config.compute_dtype not in COMPUTE_DTYPES:
+        raise UserError(
+            f"network.compute_dtype={config.compute_dtype!r}, expected one of {COMPUTE_DTYPES}"
         )
     activate = activations[config.attention_feature] if learner.uses_attention else nn.relu
     fen = FEN(config.channels)
@@ -225,7 +233,7 @@ def make_network(
         return jax.tree.map(lambda x: x.astype(dtype), roles)
 
     score = apply(attention, "attention")
-    stem, tail = _split(config.channels, learner)
+    stem, tail = _split(config, learner)
     return Network(
         init=init,
         stem=stem,
@@ -258,12 +266,16 @@ def split_encoder(
     return (identity, encode) if learner.encoder_is_fast else (encode, identity)
 
 
-def _split(channels: int, learner: Learner):
+def _split(config: NetworkConfig, learner: Learner):
     """Split the FEN, with FiLM where the learner has it, before its first fast parameter."""
+    channels, rounded = config.channels, config.compute_dtype == "bfloat16"
 
     def run(params: Params, x: Array, start: int, stop: int) -> Array:
-        module = FEN(channels, start, stop)
-        return module.apply({"params": params["fen"]}, x)  # type: ignore[return-value]
+        fen, inputs = params["fen"], x
+        if rounded:
+            fen, inputs = jax.tree.map(lambda v: v.astype(jnp.bfloat16), (fen, x))
+        out = FEN(channels, start, stop).apply({"params": fen}, inputs)
+        return out.astype(x.dtype)  # type: ignore[union-attr]
 
     def flatten(x: Array) -> Array:
         return x.reshape(x.shape[0], -1)

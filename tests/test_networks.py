@@ -172,3 +172,41 @@ def test_reset_draws():
     twice = rows(0, jnp.array([2, 2]))
     np.testing.assert_array_equal(twice[:, 0], many[0][:, 1])
     np.testing.assert_array_equal(twice[:, 1], many[0][:, 1])
+
+
+def dot_dtypes(text):
+    """Dtypes that the matrix products of a printed program give."""
+    return {
+        line.split("=")[0].split(":")[1].split("[")[0] for line in text if "dot_general" in line
+    }
+
+
+@pytest.mark.parametrize("name", ["meml", "oml_film"])
+def test_bfloat16_is_for_the_arithmetic_of_the_convolutions_only(name):
+    exact, rounded = (
+        tiny.network(name, dense=False, compute_dtype=dtype) for dtype in ("float32", "bfloat16")
+    )
+    params = tiny.parameters(exact)
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(
+        lambda x: x.shape, jax.eval_shape(rounded.init, jax.random.key(0))
+    )
+    x = jnp.asarray(np.random.default_rng(0).uniform(size=(3, *tiny.CONV_IMAGE)), jnp.float32)
+    programs = [str(jax.make_jaxpr(net.encode)(params, x)).splitlines() for net in (exact, rounded)]
+    assert dot_dtypes(programs[0]) == {"f32"} and "bf16" in dot_dtypes(programs[1])
+
+    def loss(net, params):
+        return jnp.mean(net.encode(params, x) ** 2)
+
+    found = [
+        jax.jit(jax.value_and_grad(lambda p, n=n: loss(n, p)))(params) for n in (exact, rounded)
+    ]
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
+    (a, da), (b, db) = found
+    assert a != b and abs(a - b) < 0.03 * abs(a)
+    flat = [jnp.concatenate([v.ravel() for v in jax.tree.leaves(g)]) for g in (da, db)]
+    assert jnp.linalg.norm(flat[0] - flat[1]) < 0.05 * jnp.linalg.norm(flat[0])
+
+
+def test_an_unknown_compute_dtype_is_refused():
+    with pytest.raises(UserError, match="network.compute_dtype='float16', expected one of"):
+        tiny.network("meml", compute_dtype="float16")
