@@ -179,7 +179,7 @@ def repeat(
             state, metrics = step(state, *data)
             return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
 
-        history = {name: jnp.zeros((steps_per_call,)) for name in names}
+        history = {name: jnp.zeros((steps_per_call,), jnp.float32) for name in names}
         # A loop with a traced bound: the last, shorter call runs the same program.
         return lax.fori_loop(0, num_steps, body, (state, history))
 

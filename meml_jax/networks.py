@@ -317,7 +317,7 @@ def reset_class_rows(key: Array, params: Params, classes: Array, *, reset_bias: 
 
     def draw(label: Array) -> Array:
         row = jax.random.normal(jax.random.fold_in(key, label), (hidden,), output["kernel"].dtype)
-        return row * jnp.sqrt(2.0 / hidden).astype(row.dtype)
+        return row * jnp.sqrt(jnp.asarray(2.0 / hidden, row.dtype))
 
     rows = jax.vmap(draw)(classes)
     output = output | {"kernel": output["kernel"].at[:, classes].set(rows.T)}

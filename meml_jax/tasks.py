@@ -237,7 +237,7 @@ def sample_task(
 
     # A random permutation of the usable images: the first go to the support, the next to the query.
     pool_size = spec.pool_size
-    draw = jax.random.uniform(split_key, (pool_size,))
+    draw = jax.random.uniform(split_key, (pool_size,), jnp.float32)
     usable = jnp.arange(pool_size) < used_count(size, spec.usable_fraction)
     order = jnp.argsort(jnp.where(usable, draw, 2.0))
 

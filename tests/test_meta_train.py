@@ -8,9 +8,18 @@ import numpy as np
 import optax
 import pytest
 import tiny
+from jax.extend.core import jaxprs_in_params
 
-from meml_jax import losses, meta_train, tasks
-from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
+from meml_jax import clustering, losses, meta_train, tasks
+from meml_jax.config import (
+    ClusteringConfig,
+    DataConfig,
+    InnerConfig,
+    NetworkConfig,
+    OuterConfig,
+    TasksConfig,
+)
+from meml_jax.data import datasets
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import make_network
 from meml_jax.samplers import cluster_sampler
@@ -39,7 +48,15 @@ def grad(name, net, params, batch, **outer):
 
 
 def problem(
-    sizes=SIZES, *, num_buckets=3, steps_per_call=10, meta_batch=1, lr=1e-3, width=4, counter=None
+    sizes=SIZES,
+    *,
+    num_buckets=3,
+    steps_per_call=10,
+    meta_batch=1,
+    lr=1e-3,
+    width=4,
+    counter=None,
+    compute_dtype="float32",
 ):
     """A call over random 27x27 images, a fresh state and the data that the call takes."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
@@ -48,7 +65,7 @@ def problem(
     bounds = tasks.bucket_bounds(table, spec, num_buckets=num_buckets)
     learner = LEARNERS["meml"]
     network = make_network(
-        NetworkConfig(channels=width, hidden=4 * width, cln_relu=False),
+        NetworkConfig(width, 4 * width, cln_relu=False, compute_dtype=compute_dtype),
         learner,
         image_shape=(27, 27, 1),
         num_classes=len(kept),
@@ -160,10 +177,59 @@ def test_nothing_leaves_the_device_and_nothing_is_float64():
     assert "f64" not in compiled.as_text()
 
 
-def test_the_loss_falls():
+def arrays_of(jaxpr):
+    """Shapes and dtypes of all values of a program, and of those inside it."""
+    found = {(v.aval.shape, str(v.aval.dtype)) for e in jaxpr.eqns for v in e.outvars}
+    return found.union(*map(arrays_of, inside(jaxpr)))
+
+
+def inside(jaxpr):
+    return [each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params)]
+
+
+def test_no_array_becomes_float64_where_that_exists(x64):
+    """Scalars may: optax corrects Adam's bias so."""
+    call, state, data, _ = problem(meta_batch=2, num_buckets=2)
+    cast = {"float64": jnp.float32, "int64": jnp.int32}
+    state, data = jax.tree.map(
+        lambda v: v.astype(cast[str(v.dtype)]) if str(v.dtype) in cast else v, (state, data)
+    )
+    found = arrays_of(jax.make_jaxpr(call)(state, jnp.int32(2), *data).jaxpr)
+    assert len(found) > 100
+    assert [shape for shape, dtype in found if dtype == "float64" and shape] == []
+
+
+@pytest.mark.slow
+def test_no_retrace_over_two_thousand_tasks_of_glyphs():
+    split = datasets.load(DataConfig(name="glyphs", num_classes=100)).train
+    pixels = split.images.reshape(len(split.images), -1) / np.float32(255)
+    config = ClusteringConfig(num_clusters=len(split.images) // 20)
+    labels, _ = clustering.cluster(pixels, config, seed=0)
+    counter = []
+    sizes = np.bincount(labels)
+    sizes = sizes[sizes >= 2]
+    call, state, data, bounds = problem(sizes, counter=counter, num_buckets=4, steps_per_call=50)
+    order = np.argsort(labels[np.isin(labels, np.flatnonzero(np.bincount(labels) >= 2))])
+    data = (jnp.asarray(split.images[order][:, :27, :27]), *data[1:])
+    call = jax.jit(call)
+    for i in range(40):
+        state, _ = call(state, jnp.int32(50), *data)
+        if i == 0:
+            traced = len(counter)
+    assert int(state.step) == 2000 and len(bounds) == 4
+    assert sorted(set(counter)) == [bound + 10 for bound in bounds]
+    assert len(counter) == traced and call._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    "compute_dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
+def test_the_loss_falls(compute_dtype):
     # Many clusters: a row is drawn anew in every step, which few classes do not recover from.
     sizes = np.full(100, 9)
-    call, state, data, _ = problem(sizes, num_buckets=1, steps_per_call=1000, lr=2e-3, width=16)
+    call, state, data, _ = problem(
+        sizes, num_buckets=1, steps_per_call=1000, lr=2e-3, width=16, compute_dtype=compute_dtype
+    )
     _, history = jax.jit(call)(state, jnp.int32(1000), *data)
     loss, accuracy = (np.asarray(history[name]) for name in ("loss", "accuracy"))
     assert loss[-200:].mean() < 0.85 * np.log(100) < loss[:10].mean()
