@@ -186,7 +186,7 @@ def start(workdir, *flags, count=1, env=None, **fields):
         values = dict(zip(devices.VARIABLES, (address, str(count), str(index)), strict=True))
         processes.append(
             subprocess.Popen(
-                programs.command(workdir, *flags, **TRAINED, **fields), cwd=programs.ROOT,
+                programs.command(workdir, *flags, **TRAINED | fields), cwd=programs.ROOT,
                 env=os.environ | QUICK | (env or {}) | (values if count > 1 else {}),
                 stdout=pipe, stderr=pipe, text=True,
             )
@@ -274,5 +274,10 @@ def test_two_processes_train_to_the_parameters_of_one(tmp_path, whole):
 
 @pytest.mark.slow
 def test_processes_that_cannot_share_a_meta_batch_stop_with_a_line(tmp_path):
-    processes = start(tmp_path, "--config.outer.meta_batch=3", count=2)
-    finish(processes, code=2)
+    processes = start(tmp_path, count=2, outer__meta_batch=3)
+    errors = [process.communicate(timeout=900)[1].splitlines()[-1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2]
+    for error, who in zip(errors, ("error: ", "error: process 1: "), strict=True):
+        assert error.startswith(
+            f"{who}outer.meta_batch=3 for 2 processes, expected a multiple of 2"
+        )
