@@ -16,7 +16,7 @@ import numpy as np
 
 from meml_jax import flops, meta_train, tasks
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
-from meml_jax.learners import LEARNERS
+from meml_jax.learners import LEARNERS, Learner
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.types import Array, Batch, Params, Task, TaskTable
@@ -265,13 +265,14 @@ def gradient(
     problem: Problem,
     *,
     inner: InnerConfig = InnerConfig(),  # noqa: B008
+    learner: Learner | None = None,
     network: Network | None = None,
 ) -> Callable[[Params, Task], Any]:
     """Build the function from parameters and tasks to the meta-gradient."""
     return functools.partial(
         meta_train.meta_grad,
         network=network or problem.network,
-        learner=LEARNERS[problem.learner],
+        learner=learner or LEARNERS[problem.learner],
         inner=inner,
         outer=problem.outer,
         ways=1,

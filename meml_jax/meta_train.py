@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from meml_jax import losses, pooling, rehearsal
+from meml_jax import losses, outer_products, pooling, rehearsal
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.learners import Learner
@@ -104,18 +104,20 @@ def meta_loss(
     losses.
     """
     tasks = encode_tasks(params, tasks, network)
-    tx = learner.optimizer(inner.lr, params)
+    adapt_to: Callable[..., Any] = functools.partial(
+        adapt, tx=learner.optimizer(inner.lr, params), ways=ways
+    )
+    if outer_products.applies(learner):
+        adapt_to = outer_products.adapt  # the same, faster
 
     def task_loss(task: Task) -> tuple[Array, Metrics]:
         on_inner = outer.weight_on == "inner"
-        adapted, info = adapt(
+        adapted, info = adapt_to(
             params,
             task.support,
             network=network,
             learner=learner,
-            tx=tx,
             weight=task.weight if on_inner else 1.0,
-            ways=ways,
             options=inner,
         )
         query = task.query

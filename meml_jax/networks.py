@@ -106,6 +106,24 @@ class AttentionScore(nn.Module):
         return nn.Dense(1, kernel_init=_weight_init, name="output")(nn.tanh(hidden))[:, 0]
 
 
+class SteppedDense(nn.Dense):
+    """A linear layer, with the steps that an inner loop has kept beside its kernel, if any.
+
+    The collection `steps` may hold `inputs` [T, in] and `added` [T, out]; the kernel is then that
+    of the parameters plus the sum of their outer products (`outer_products`).
+    """
+
+    def __call__(self, x: Array) -> Array:
+        """Map x [N, in] -> [N, out]; keeps x in the collection `inputs` where that is mutable."""
+        self.sow("inputs", "rows", x, reduce_fn=lambda _, x: x)
+        y = super().__call__(x)
+        if self.has_variable("steps", "inputs"):
+            inputs: Array = self.get_variable("steps", "inputs")
+            added: Array = self.get_variable("steps", "added")
+            y += (x @ inputs.T) @ added
+        return y
+
+
 class CLN(nn.Module):
     """Classification network f_W: linear D -> hidden, ReLU if `relu`, linear hidden -> classes."""
 
@@ -116,9 +134,9 @@ class CLN(nn.Module):
     @nn.compact
     def __call__(self, features: Array) -> Array:
         """Classify features [N, D] -> logits [N, num_classes]."""
-        x = nn.Dense(self.hidden, kernel_init=_weight_init, name="hidden")(features)
+        x = SteppedDense(self.hidden, kernel_init=_weight_init, name="hidden")(features)
         x = nn.relu(x) if self.relu else x
-        return nn.Dense(self.num_classes, kernel_init=_weight_init, name="output")(x)
+        return SteppedDense(self.num_classes, kernel_init=_weight_init, name="output")(x)
 
 
 class Network(NamedTuple):
@@ -133,6 +151,7 @@ class Network(NamedTuple):
       activate: P [N, D] -> R [N, D], what is pooled and classified.
       score: (params, P [N, D]) -> attention scores f_rho(relu(P)) [N].
       classify: (params, R [N, D]) -> logits [N, num_classes].
+      classify_inputs: likewise, -> (logits, what each dense layer of the CLN read, by name).
       num_features: D.
       num_classes: outputs of the CLN.
     """
@@ -143,6 +162,7 @@ class Network(NamedTuple):
     activate: Callable[[Array], Array]
     score: Callable[[Params, Array], Array]
     classify: Callable[[Params, Array], Array]
+    classify_inputs: Callable[[Params, Array], tuple[Array, dict[str, Array]]]
     num_features: int
     num_classes: int
 
@@ -232,6 +252,11 @@ def make_network(
         roles |= learner.extra_roles(roles)
         return jax.tree.map(lambda x: x.astype(dtype), roles)
 
+    def classify_inputs(params: Params, x: Array) -> tuple[Array, dict[str, Array]]:
+        variables = {"params": params["cln"], "steps": params.get("cln_steps", {})}
+        logits, kept = cln.apply(variables, x, mutable=["inputs"])
+        return logits, {name: rows["rows"] for name, rows in kept["inputs"].items()}  # type: ignore[return-value]
+
     score = apply(attention, "attention")
     stem, tail = _split(config, learner)
     return Network(
@@ -240,7 +265,8 @@ def make_network(
         tail=tail,
         activate=activate,
         score=lambda params, p: score(params, nn.relu(p)),
-        classify=apply(cln, "cln"),
+        classify=lambda params, x: classify_inputs(params, x)[0],
+        classify_inputs=classify_inputs,
         num_features=num_features,
         num_classes=num_classes,
     )
