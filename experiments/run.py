@@ -131,8 +131,8 @@ def run(
     with open_workdir(workdir, config):
         dataset = load(config)
         config = choices.complete(config, dataset, say)
-        record_config(workdir, config)
         checks.before_training(config, dataset)
+        record_config(workdir, config)
         if config.seeds == 1:
             do_stages(config, dataset, workdir, last, around)
             return

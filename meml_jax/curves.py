@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from meml_jax import heads, meta_test, meta_train, trajectories
-from meml_jax.config import Config
+from meml_jax.config import Config, TestConfig
 from meml_jax.files import write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
@@ -29,7 +29,7 @@ NAMES = {
     "pixels": "baseline: nearest class mean of raw pixels",
     "untrained": "baseline: untrained network, prototypes",
 }
-VERSION = 3  # of what a point is; a change re-makes all points
+VERSION = 4  # of what a point is; a change re-makes all points
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
 Evaluator = Callable[[Any], dict[str, Any]]
@@ -116,6 +116,19 @@ def evaluators(
     return {name: known[name] for name in (*settings.heads, *BASELINES)}
 
 
+def depends_on(name: str, test: TestConfig) -> TestConfig:
+    """Reset the settings that a curve does not depend on, so that its points outlive changes."""
+    own: tuple[str, ...] = ("protocol", "runs", "shots", "queries")
+    longest: tuple[int, ...] = ()
+    if name in ("sgd", "sgd_reservoir"):
+        own += ("learning_rates", "trajectories", "iid", "num_outputs")
+        longest = (max(test.num_classes),)  # gives the output layer its width
+    if name == "sgd_reservoir":
+        own += ("reservoir_size", "reservoir_batch")
+    values = {field: getattr(test, field) for field in own}
+    return TestConfig(num_classes=longest, **values)
+
+
 def _where(at: Any) -> str:
     return f"{at} classes" if isinstance(at, int) else "{} ways {} shots".format(*at)
 
@@ -125,7 +138,7 @@ def evaluate(
     at: Sequence[Any],
     *,
     path: Path,
-    fingerprint: str,
+    fingerprint: Callable[[str], str],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """Evaluate every curve at every point, going on from those in `path`.
@@ -134,16 +147,21 @@ def evaluate(
       evaluators: by name.
       at: points of each curve: numbers of classes, or (ways, shots).
       path: JSON file that gets each point when it is done; those of another fingerprint go.
-      fingerprint: of the settings and of what is evaluated.
+      fingerprint: of the settings and of what is evaluated, by the curve's name.
       say: prints a line a point.
 
     Returns:
       {'NAME/POINT': point}; a point has `seconds` beside what its evaluator returns.
     """
     points: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    wanted = {name: fingerprint(name) for name in evaluators}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         stored = json.loads(path.read_text())
-        points = stored["points"] if stored["fingerprint"] == fingerprint else {}
+        points = {
+            key: point
+            for key, point in stored["points"].items()
+            if stored["fingerprints"].get(key.split("/")[0]) == wanted.get(key.split("/")[0])
+        }
     todo = [(name, n) for name in evaluators for n in at if f"{name}/{n}" not in points]
     if points:
         say(f"test: reuses {len(points)} finished points of {path}")
@@ -151,7 +169,7 @@ def evaluate(
         start = time.monotonic()
         point = evaluators[name](n) | {"seconds": time.monotonic() - start}
         points[f"{name}/{n}"] = point
-        write_json(path, {"fingerprint": fingerprint, "points": points})
+        write_json(path, {"fingerprints": wanted, "points": points})
         say(
             f"test {done}/{len(todo)}: {name}, {_where(n)}: {100 * point['accuracy']:.1f} ± "
             f"{100 * point['ci95']:.1f} %"

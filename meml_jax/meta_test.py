@@ -34,12 +34,12 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
     unknown = [head for head in config.heads if head not in HEADS]
     if unknown or not config.heads:
         raise UserError(f"test.heads={config.heads}, expected some of {HEADS}")
-    for field in ("runs", "shots", "queries", "trajectories"):
-        if getattr(config, field) < 1:
-            raise UserError(f"test.{field}={getattr(config, field)}, expected at least 1")
+    for field, least in {"runs": 2, "shots": 1, "queries": 1, "trajectories": 1}.items():
+        if getattr(config, field) < least:  # one run has no interval
+            raise UserError(f"test.{field}={getattr(config, field)}, expected at least {least}")
     if not config.num_classes or min(config.num_classes) < 2:
         raise UserError(f"test.num_classes={config.num_classes}, expected numbers of at least 2")
-    if not config.learning_rates or min(config.learning_rates) <= 0:
+    if not config.learning_rates or not all(0 < lr < np.inf for lr in config.learning_rates):
         raise UserError(f"test.learning_rates={config.learning_rates}, expected numbers above 0")
     if "sgd_reservoir" in config.heads and min(config.reservoir_size, config.reservoir_batch) < 1:
         raise UserError(
@@ -144,7 +144,7 @@ def sgd_point(
     """
     released = config.protocol == "released"
     test, validation = _equally_long(test, validation)
-    test_key, search_key, run_key = (jax.random.fold_in(key, i) for i in range(3))
+    test_key, search_key, run_key, start_key = (jax.random.fold_in(key, i) for i in range(4))
     trajectories = draw_trajectories(
         test_key, test, config, num_classes=num_classes, count=config.runs
     )
@@ -170,7 +170,7 @@ def sgd_point(
             search_key, pool, config, num_classes=min(num_classes, available), count=searches
         )
     every = jax.tree.map(lambda x: jnp.tile(x, (len(rates),) + (1,) * (x.ndim - 1)), drawn)
-    keys = jnp.tile(jax.random.split(jax.random.fold_in(search_key, 1), searches), len(rates))
+    keys = jnp.tile(jax.random.split(start_key, searches), len(rates))
     outcome = run_stream(
         pool.features, every, keys, jnp.repeat(jnp.asarray(rates), searches), shuffled=False
     )

@@ -58,7 +58,9 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         say("embed: not needed, tasks.labels='true'")
         return None
     path = workdir / "embeddings.npz"
-    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash)
+    # The default precision is not in it, as fields at their default are not.
+    precision = [config.precision] * (config.precision != Config().precision)
+    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash, *precision)
     if (stored := load_product(path, wanted, report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
@@ -250,11 +252,11 @@ def test(
         at,
         path=workdir / "points.json",
         # The set for the test is in none of the others: one training can be tested on several.
-        fingerprint=fingerprint(
+        fingerprint=lambda name: fingerprint(
             curves.VERSION,
             model.fingerprint,
             step,
-            config.test,
+            config.test if few else curves.depends_on(name, config.test),
             *filter(None, (dataset.test_hash,)),
         ),
         say=say,
@@ -270,6 +272,7 @@ def test(
         curves={name: [points[f"{name}/{n}"] for n in at] for name in evaluators},
         names=few_shot.NAMES if few else curves.NAMES,
     )
+    (workdir / "report.md").unlink(missing_ok=True)  # it is on the results before these
     write_json(workdir / "results.json", found)
     return found
 

@@ -52,7 +52,7 @@ def fingerprint(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def open_workdir(workdir: Path, config: Config) -> Iterator[None]:
-    """Claim a workdir for this run and config, and write `config.json`.
+    """Claim a workdir for this run and config; a new one gets its `config.json`.
 
     Raises:
       UserError: the folder cannot be written, is in use, holds other things, or holds training of a
@@ -102,15 +102,14 @@ def _claim(workdir: Path, config: Config) -> contextlib.AbstractContextManager[A
             below = workdir / path.relative_to(workdir).parts[0]
             if not (below / ".lock").is_file():  # else a workdir in itself, perhaps in use
                 path.unlink(missing_ok=True)
-        record_config(workdir, config)
+        check_same_training(workdir, config)
+        if not (workdir / "config.json").exists():  # what is there stays till this run can go on
+            write_json(workdir / "config.json", dataclasses.asdict(config))
         return claim.pop_all()
 
 
 def record_config(workdir: Path, config: Config) -> None:
     """Write `config.json`, in process 0, unless the workdir holds training of another config.
-
-    A field that is still open, here or there, is not compared: once it has been chosen, the
-    checkpoints' fingerprint tells whether they belong to it.
 
     Raises:
       UserError: names the fields that differ.
@@ -135,16 +134,20 @@ def _stored_config(workdir: Path, trouble: str) -> Config:
 
 
 def check_same_training(workdir: Path, config: Config) -> None:
-    """Raise UserError, with the fields that differ, for a folder with another config's training."""
-    trained = workdir / "checkpoints"
-    if not (trained.is_dir() and any(trained.iterdir())):
+    """Raise UserError, with the fields that differ, for a folder with another config's training.
+
+    A field that is still open, here or there, is not compared: once it has been chosen, the
+    checkpoints' fingerprint tells whether they belong to it.
+    """
+    if not is_trained(workdir):
         return
     stored = flatten(_stored_config(workdir, f"what was trained in {workdir} is not known"))
     now = flatten(config)
     differing = [
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
-        if name.startswith(TRAINING) and stored[name] != value
+        if {name, name.split(".")[0]} & {*TRAINING} and stored[name] != value
+        if name != "embedding.checkpoint_every"
         if not (name in OPEN and 0 in (stored[name], value))
     ]
     if differing:
@@ -154,9 +157,26 @@ def check_same_training(workdir: Path, config: Config) -> None:
         )
 
 
+def is_trained(workdir: Path) -> bool:
+    """Tell whether a folder holds checkpoints of a meta-training."""
+    trained = workdir / "checkpoints"
+    return trained.is_dir() and any(trained.iterdir())
+
+
 def load_product(
     path: Path, wanted: str, *, report: Callable[[str], None]
 ) -> dict[str, np.ndarray] | None:
-    """Load a stage's npz if it is there, whole (else it is reported), and of a fingerprint."""
+    """Load a stage's npz if it is there, whole (else it is reported), and of a fingerprint.
+
+    Raises:
+      UserError: it has another fingerprint, and what was trained on it lies beside it. The settings
+        are the same then (`check_same_training`), so the images are not.
+    """
     arrays = read_npz(path, report=report)
-    return arrays if arrays and str(arrays.get("fingerprint")) == wanted else None
+    if arrays and str(arrays.get("fingerprint")) == wanted:
+        return arrays
+    if arrays and is_trained(path.parent):
+        raise UserError(
+            f"{path.parent} holds training on other images; use another --workdir or the old images"
+        )
+    return None

@@ -424,7 +424,7 @@ def test_the_interval_is_students():
         ({"num_classes": (2, 5)}, r"num_classes=\(2, 5\), but the test split has 4 classes"),
         ({"num_classes": (1,)}, "at least 2"),
         ({"num_outputs": 3, "num_classes": (4,)}, "num_outputs=3, .*4"),
-        ({"runs": 0}, "test.runs=0, expected at least 1"),
+        ({"runs": 1}, "test.runs=1, expected at least 2"),
         ({"shots": 0}, "test.shots=0"),
         ({"queries": -1}, "test.queries=-1"),
         ({"trajectories": 0}, "test.trajectories=0"),

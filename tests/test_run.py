@@ -129,6 +129,23 @@ def test_other_test_settings_redo_the_test_only(copy):
     assert all(after[p] == t for p, t in before.items() if p.relative_to(copy).parts[0] in PRODUCTS)
     points = programs.results(copy)["meta_test"]["points"]
     assert [len(p["accuracies"]) for p in points] == [3]
+    assert not (copy / "report.md").exists()  # it was on other results
+
+
+def test_a_refused_command_changes_nothing(copy):
+    before = programs.snapshot(copy)
+    assert "expected at least test.shots + test.queries" in programs.refuse(copy, test__shots=50)
+    assert programs.snapshot(copy) == before
+
+
+@pytest.mark.parametrize("name", ["embeddings.npz", "tasks.npz"])
+def test_products_of_other_images_are_not_replaced_once_they_are_trained_on(copy, name):
+    with np.load(copy / name) as stored:
+        arrays = dict(stored) | {"fingerprint": "of others"}
+    np.savez(copy / name, **arrays)
+    before = programs.snapshot(copy)
+    assert f"{copy} holds training on other images; use another" in programs.refuse(copy)
+    assert programs.snapshot(copy) == before
 
 
 def test_training_is_not_thrown_away(copy):
