@@ -119,14 +119,13 @@ def evaluators(
 def depends_on(name: str, test: TestConfig) -> TestConfig:
     """Reset the settings that a curve does not depend on, so that its points outlive changes."""
     own: tuple[str, ...] = ("protocol", "runs", "shots", "queries")
-    longest: tuple[int, ...] = ()
     if name in ("sgd", "sgd_reservoir"):
         own += ("learning_rates", "trajectories", "iid", "num_outputs")
-        longest = (max(test.num_classes),)  # gives the output layer its width
     if name == "sgd_reservoir":
         own += ("reservoir_size", "reservoir_batch")
     values = {field: getattr(test, field) for field in own}
-    return TestConfig(num_classes=longest, **values)
+    # Of the longest streams others are the beginning, and the output layer has its width from them.
+    return TestConfig(num_classes=(max(test.num_classes),), **values)
 
 
 def _where(at: Any) -> str:

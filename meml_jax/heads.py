@@ -16,7 +16,7 @@ from meml_jax.chunks import in_chunks
 from meml_jax.inner import inner_step
 from meml_jax.meta_train import to_float
 from meml_jax.networks import Network, reset_class_rows
-from meml_jax.trajectories import Trajectory
+from meml_jax.trajectories import Trajectory, pad
 from meml_jax.types import Array, Batch, Params
 
 CACHE_BYTES = 8 * 2**20  # of a CPU, what runs that are vectorised may fill
@@ -133,11 +133,7 @@ def sgd_outcomes(
     Returns:
       Outcome with leading [R].
     """
-    num_classes = int(trajectories.stream_label[0, -1]) + 1
-    more = (longest or num_classes) / num_classes - 1
-    padded = jax.tree.map(
-        lambda x: jnp.pad(x, ((0, 0), (0, round(more * x.shape[1])))), trajectories
-    )
+    padded = trajectories if longest is None else pad(trajectories, longest)
     length = jnp.asarray(trajectories.stream.shape[1], jnp.int32)
     xs = (padded, keys, learning_rates)
     count, mesh = len(keys), devices.test_mesh()
@@ -154,10 +150,13 @@ def sgd_outcomes(
                 params, features, *chunk, length, shuffled, network=network, reservoir=reservoir
             )
         )
-    every = jax.tree.map(lambda *x: jnp.concatenate(x)[:count], *outcomes)
-    return Outcome(
-        every.test[:, : trajectories.test.shape[1]], every.stream[:, : trajectories.stream.shape[1]]
-    )
+    every = jax.tree.map(lambda *x: np.concatenate(x)[:count], *outcomes)
+    return _unpadded(every, trajectories)
+
+
+def _unpadded(outcome: Outcome, trajectories: Trajectory) -> Outcome:
+    tests, length = trajectories.test.shape[1], trajectories.stream.shape[1]
+    return Outcome(outcome.test[:, :tests], outcome.stream[:, :length])
 
 
 @functools.partial(jax.jit, static_argnames=("network", "reservoir"))
@@ -216,9 +215,13 @@ def _sgd_chunk(
     return jax.tree.map(lambda x: x[None], run(*jax.tree.map(lambda x: x[0], runs)))
 
 
-@functools.partial(jax.jit, static_argnames=("num_classes", "runs_at_once"))
 def prototype_outcomes(
-    features: Array, trajectories: Trajectory, *, num_classes: int, runs_at_once: int
+    features: Array,
+    trajectories: Trajectory,
+    *,
+    num_classes: int,
+    runs_at_once: int,
+    longest: int | None = None,
 ) -> Outcome:
     """Classify by the nearest class mean of frozen features (Euclidean distance).
 
@@ -227,17 +230,41 @@ def prototype_outcomes(
       trajectories: leaves with leading [R].
       num_classes: n.
       runs_at_once: runs that are vectorised.
+      longest: as in `sgd_outcomes`.
 
     Returns:
       Outcome with leading [R].
     """
+    longest = longest or num_classes
+    outcome = _prototype_outcomes(
+        features,
+        pad(trajectories, longest),
+        jnp.asarray(num_classes, jnp.int32),
+        longest=longest,
+        runs_at_once=runs_at_once,
+    )
+    return _unpadded(jax.tree.map(np.asarray, outcome), trajectories)
+
+
+@functools.partial(jax.jit, static_argnames=("longest", "runs_at_once"))
+def _prototype_outcomes(
+    features: Array,
+    trajectories: Trajectory,
+    num_classes: Array,
+    *,
+    longest: int,
+    runs_at_once: int,
+) -> Outcome:
+    """Compare with the means of the first `num_classes` of `longest` classes."""
+    padding = jnp.arange(longest)[None] >= num_classes
 
     def run(trajectory: Trajectory) -> Outcome:
         stream = features[trajectory.stream]
-        means = stream.reshape(num_classes, -1, stream.shape[-1]).mean(axis=1)
+        means = stream.reshape(longest, -1, stream.shape[-1]).mean(axis=1)
 
         def predict(x: Array) -> Array:
-            return jnp.argmin(pooling.square_distances(x, means), axis=1)
+            distances = pooling.square_distances(x, means)
+            return jnp.argmin(jnp.where(padding, jnp.inf, distances), axis=1)
 
         return Outcome(
             predict(features[trajectory.test]) == trajectory.test_label,

@@ -97,11 +97,15 @@ def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: 
     trajectories = draw_trajectories(
         jax.random.fold_in(key, 0), pool, config, num_classes=num_classes, count=config.runs
     )
+    # So that every point runs the same program.
+    longest = max(num_classes, *config.num_classes)
+    bytes_of_run = longest * config.queries * pool.features[0].nbytes
     outcome = heads.prototype_outcomes(
         pool.features,
         trajectories,
         num_classes=num_classes,
-        runs_at_once=heads.runs_at_once(trajectories.test[0].size * pool.features[0].nbytes),
+        runs_at_once=heads.runs_at_once(bytes_of_run),
+        longest=longest,
     )
     point = summarise(
         run_accuracies(outcome.test, protocol=config.protocol), num_classes=num_classes
@@ -169,11 +173,9 @@ def sgd_point(
         drawn = draw_trajectories(
             search_key, pool, config, num_classes=min(num_classes, available), count=searches
         )
-    every = jax.tree.map(lambda x: jnp.tile(x, (len(rates),) + (1,) * (x.ndim - 1)), drawn)
+    every = jax.tree.map(lambda x: np.tile(x, (len(rates), 1)), drawn)
     keys = jnp.tile(jax.random.split(start_key, searches), len(rates))
-    outcome = run_stream(
-        pool.features, every, keys, jnp.repeat(jnp.asarray(rates), searches), shuffled=False
-    )
+    outcome = run_stream(pool.features, every, keys, np.repeat(rates, searches), shuffled=False)
     found = run_accuracies(outcome.test, protocol=config.protocol).reshape(len(rates), searches)
     if released:
         best = int(np.bincount(found.argmax(axis=0), minlength=len(rates)).argmax())
@@ -181,7 +183,7 @@ def sgd_point(
         best = int(found.mean(axis=1).argmax())
 
     keys = jax.random.split(run_key, config.runs)
-    chosen = jnp.full((config.runs,), rates[best])
+    chosen = np.full(config.runs, rates[best])
     outcome = run_stream(test.features, trajectories, keys, chosen, shuffled=False)
     point = summarise(
         run_accuracies(outcome.test, protocol=config.protocol), num_classes=num_classes

@@ -89,15 +89,35 @@ def _draw_trajectories(keys: Array, table: TaskTable, **settings: int) -> Trajec
 def draw_trajectories(
     key: Array, pool: Pool, config: TestConfig, *, num_classes: int, count: int
 ) -> Trajectory:
-    """Draw `count` trajectories of a pool; the released protocol draws one for all runs."""
+    """Draw `count` trajectories of a pool; the released protocol draws one for all runs.
+
+    The longest of a run's trajectories is drawn, of which shorter ones are the beginning, so that
+    one program draws all of them.
+
+    Returns:
+      Trajectory on the host, leaves with leading [count].
+    """
     keys = jax.random.split(key, count)
     if config.protocol == "released":
         keys = jnp.repeat(keys[:1], count)
-    return _draw_trajectories(
+    available = pool.table.size.shape[0]
+    longest = min(max(num_classes, *config.num_classes), available)
+    drawn = _draw_trajectories(
         keys,
         pool.table,
-        num_classes=num_classes,
+        num_classes=longest,
         shots=config.shots,
         queries=config.queries,
         largest=int(pool.table.size.max()),
     )
+    return jax.tree.map(lambda x: np.asarray(x)[:, : x.shape[1] // longest * num_classes], drawn)
+
+
+def pad(trajectories: Trajectory, num_classes: int) -> Trajectory:
+    """Pad trajectories on the host with zeros to `num_classes`, leaves with leading [R]."""
+    own = int(trajectories.stream_label[0, -1]) + 1
+
+    def longer(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, ((0, 0), (0, x.shape[1] // own * num_classes - x.shape[1])))
+
+    return jax.tree.map(longer, jax.tree.map(np.asarray, trajectories))

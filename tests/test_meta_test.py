@@ -212,6 +212,16 @@ def test_learning_a_stream_is_adam(replayed, x64):
         np.testing.assert_allclose(learned["cln"][layer][name], value, rtol=1e-6, atol=1e-9)
 
 
+def test_shorter_streams_are_the_beginning_of_the_longest():
+    pool = make_pool()
+    draw_all = functools.partial(trajectories.draw_trajectories, jax.random.key(0), pool, count=3)
+    short = draw_all(settings(num_classes=(2, 5)), num_classes=2)
+    whole = draw_all(settings(num_classes=(2, 5)), num_classes=5)
+    assert short.stream.shape == (3, 2 * SHOTS) and short.test.shape == (3, 2 * QUERIES)
+    for a, b in zip(short, whole, strict=True):
+        np.testing.assert_array_equal(a, b[:, : a.shape[1]])
+
+
 def outcomes(params, pool, network, *, rate=0.02, shuffled=False, reservoir=None, **fields):
     drawn = fields.pop("drawn", None)
     drawn = drawn_from(pool.table) if drawn is None else drawn
@@ -303,11 +313,13 @@ def test_runs_side_by_side_are_runs_one_by_one(params, network):
 # The prototype head.
 
 
-@pytest.mark.parametrize("noise", [0.3, 3.0])
-def test_prototypes_are_nearest_centroids(noise):
+@pytest.mark.parametrize(("noise", "longest"), [(0.3, None), (3.0, None), (3.0, WAYS + 2)])
+def test_prototypes_are_nearest_centroids(noise, longest):
     pool = make_pool(noise=noise)
     drawn = drawn_from(pool.table)
-    found = heads.prototype_outcomes(pool.features, drawn, num_classes=WAYS, runs_at_once=2)
+    found = heads.prototype_outcomes(
+        pool.features, drawn, num_classes=WAYS, runs_at_once=2, longest=longest
+    )
     features = np.asarray(pool.features, np.float64)
     for run in range(3):
         stream, label, test, test_label = (np.asarray(x[run]) for x in drawn)
