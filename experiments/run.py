@@ -15,6 +15,7 @@ import glob
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def user_errors() -> Iterator[None]:
         raise
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise UserError(_reason(error)) from None
+    except Exception as error:  # a config file is a program, which may raise about anything
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        place, reason = f"{frame.f_code.co_filename}, line {line}", _reason(error)
+        if isinstance(error, SyntaxError):  # raised where the file is read
+            place, reason = f"{error.filename}, line {error.lineno}", error.msg
+        raise UserError(f"{place}: {type(error).__name__}: {reason}") from None
 
 
 def _reason(error: BaseException | None) -> str:

@@ -4,6 +4,7 @@ import functools
 import io
 import os
 import sys
+import time
 import types
 import zipfile
 from pathlib import Path
@@ -130,6 +131,30 @@ def test_t1_reads_what_is_readable_and_names_the_rest(tmp_path, lines, zipped):
     colour, _ = readers.read_images(files[:9], image_size=8, channels=3)
     assert colour.shape == (9, 8, 8, 3)
     np.testing.assert_allclose(colour[4, 4, 4], (0, 0, 255), atol=2)
+
+
+@pytest.mark.parametrize("where", ["progress", "work"])
+def test_ctrl_c_stops_the_work_at_once(monkeypatch, where):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    begun, count = [], 200 * readers._CHUNK
+
+    def do(i):
+        begun.append(i)
+        if where == "work" and i == 3:
+            raise KeyboardInterrupt
+        time.sleep(0.001)  # all of them would take seconds
+
+    def progress(done, total):
+        assert total == count
+        if where == "progress":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        readers.for_each(do, count, progress=progress)
+    assert 0 < len(begun) < count / 4
+    seen, done = [], []
+    readers.for_each(seen.append, 100, progress=lambda *given: done.append(given))
+    assert sorted(seen) == list(range(100)) and done == [(64, 100), (100, 100)]
 
 
 def test_at_most_five_bad_files_are_named(tmp_path):
@@ -418,8 +443,8 @@ def test_omniglot_offline_without_tfds(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", no_tfds)
     with pytest.raises(UserError) as error:
-        load(tmp_path / "new", name="omniglot")
-    for part in ("images_background.zip and images_evaluation.zip", str(tmp_path / "new"),
+        load(tmp_path, name="omniglot")
+    for part in ("images_background.zip and images_evaluation.zip", str(tmp_path),
                  "pip install 'meml_jax[tfds]'", "by hand", omniglot.URL):  # fmt: skip
         assert part in str(error.value)
 
@@ -600,3 +625,65 @@ def test_a_data_set_of_ones_own(tmp_path, monkeypatch, lines):
 
     with pytest.raises(UserError, match=r"wrong, test part: got int32 labels \[1 2 3\]"):
         load(tmp_path, name="wrong")
+
+
+def test_every_loader_keeps_the_first_images_of_each_class(tmp_path, monkeypatch):
+    content = arrays(48, Y=np.arange(48) % 12)
+    np.savez(tmp_path / "all.npz", **content)
+    data = load(tmp_path, name="npz", max_per_class=3)
+    assert sorted(everything(data)) == [f"all.npz/{i:07d}" for i in range(36)]
+    for id_, image, z in zip(data.test.ids, data.test.images, data.test.embeddings, strict=True):
+        row = int(id_.removeprefix("all.npz/"))
+        np.testing.assert_array_equal(image[..., 0], content["X"][row])
+        np.testing.assert_allclose(z, content["Z"][row], rtol=1e-6)
+    assert load(tmp_path, name="npz", max_per_class=4).content_hash == (
+        load(tmp_path, name="npz").content_hash
+    )
+    glyphs = load(tmp_path, name="glyphs", num_classes=40, per_class=4, max_per_class=2)
+    assert sorted({id_.rpartition("/")[2] for id_ in everything(glyphs)}) == ["00", "01"]
+    assert len(everything(glyphs)) == 80
+
+    monkeypatch.setattr(datasets, "REGISTRY", dict(datasets.REGISTRY))
+
+    @datasets.register("mine")
+    def mine(config, *, report, progress):
+        images = np.zeros((30, config.image_size, config.image_size, config.channels), np.uint8)
+        ids = [f"{i:02d}" for i in range(30)]
+        names = [f"class{i % 10}" for i in range(20)]
+        test = splits.table(images[:20], ids=ids[:20], classes=names)
+        return {"train": splits.table(images[20:], ids=ids[20:], classes=None), "test": test}
+
+    config_ = config(tmp_path, name="mine", max_per_class=1)
+    with pytest.raises(UserError, match="with 1 images; needed 2 classes of 2"):
+        datasets.load(config_, report=lambda line: None)
+    other = datasets._load_tables(config_, report=print, progress=None)[1]
+    assert len(other["train"].ids) == 10  # unlabelled images have no class to count
+    assert list(other["test"].ids) == [f"{i:02d}" for i in range(10)]
+    with pytest.raises(UserError, match="data.max_per_class: got 0, expected at least 1"):
+        load(tmp_path, name="npz", max_per_class=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "limit", "least", "said"),
+    [
+        ("cifar100", 100, None, 600, ""),
+        ("cifar100", 100, 600, 600, ""),
+        ("cifar100", 100, 5, 5, "cifar100 limited by max_per_class=5: 100 of 100 classes, 500 of"),
+        ("cifar100", 100, 5, 4, "PART of cifar100: 100 of 100 classes, 400 of 60000 images"),
+        ("cifar100", 99, 5, 5, "PART of cifar100: 99 of 100 classes, 495 of 60000 images"),
+        ("cifar100", 100, None, 5, "PART of cifar100: 100 of 100 classes, 500 of 60000 images"),
+        ("cub", 200, 50, 41, "cub limited by max_per_class=50: 200 of 200 classes, 8200 of 11788"),
+        ("cub", 200, 40, 39, "PART of cub"),
+        ("folder", 2, 5, 5, ""),
+    ],
+)
+def test_a_set_limited_by_the_settings_is_no_part(lines, name, classes, limit, least, said):
+    labels = np.repeat(np.arange(classes), least)
+    names = [str(label) for label in labels]
+    whole = splits.table(np.zeros((len(labels), 1, 1, 1), np.uint8), ids=names, classes=names)
+    parts = splits.partition(whole, 0.1, 0.3, 0) if classes > 9 else {"all": whole}
+    settings = DataConfig(name=name, max_per_class=limit)
+    note = datasets._report_part(settings, parts, lines.append)
+    assert note.startswith(said) and bool(note) == bool(said)
+    assert [line.startswith(said) for line in lines] == [True] * bool(said)
+    assert any("not comparable" in line for line in lines) == said.startswith("PART")

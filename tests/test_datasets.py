@@ -1,5 +1,6 @@
 """The published sets in the forms they come in, another set for the test, and a messy folder."""
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -179,6 +180,20 @@ def test_size_and_channels_suit_the_images(tmp_path, lines, side, colour, size, 
     assert fixed.train.images.shape[1:] == (9, 9, channels)
 
 
+@pytest.mark.parametrize("count", [1, 200, 201, 399, 401])
+def test_at_most_200_images_are_looked_at(monkeypatch, count):
+    seen = []
+
+    @contextlib.contextmanager
+    def open_files(files):
+        seen.extend(files)
+        yield None
+
+    monkeypatch.setattr(sizes.listing, "open_files", open_files)
+    sizes._look_at_files([str(i) for i in range(count)])
+    assert len(seen) == {1: 1, 200: 200, 201: 101, 399: 200, 401: 134}[count]
+
+
 def test_size_of_published_sets_and_of_arrays(tmp_path):
     for name, (size, channels) in sizes.PUBLISHED.items():
         config = DataConfig(name=name, image_size=0, channels=0)
@@ -272,6 +287,85 @@ def test_mini_imagenet_is_the_same_from_folders_zips_and_lists(tmp_path, lines):
     (lists / "val.csv").write_text("filename,label\nnowhere.jpg,n1\n")
     with pytest.raises(UserError, match=r"none of its 1 files .* images/nowhere\.jpg"):
         load(lists, name="mini_imagenet")
+
+
+def lists_of(root, rows):
+    for part, named in rows.items():
+        (root / f"{part}.csv").write_text("\n".join(["filename,label", *named]) + "\n")
+
+
+@pytest.mark.parametrize("form", ["{i}.png,{c}", "{c}/{i}.png,{c}", "images\\{c}\\{i}.png,{c}"])
+def test_lists_of_files_that_share_their_names(tmp_path, lines, form):
+    """Each row gets the image of its own class."""
+    classes = {"train": "abcd", "val": "ef", "test": "gh"}
+    values = {c: 20 * k for k, c in enumerate("abcdefgh")}
+    for c, value in values.items():
+        for i in range(2):
+            save(tmp_path / "images" / c / f"{i}.png", picture(value + i))
+    lists_of(tmp_path, {part: [form.format(i=i, c=c) for c in own for i in range(2)]
+                        for part, own in classes.items()})  # fmt: skip
+    data = load(tmp_path, name="mini_imagenet")
+    assert data.train.class_names == tuple("abcd") and data.test.class_names == tuple("gh")
+    for part in PARTS:
+        own = getattr(data, part)
+        for id_, label, image in zip(own.ids, own.labels, own.images, strict=True):
+            i = int(id_.removesuffix(".png")[-1])
+            assert image[0, 0, 0] == values[own.class_names[label]] + i, id_
+    (tmp_path / "images" / "a" / "1.png").unlink()  # a part of the set: no other 1.png is taken
+    assert len(load(tmp_path, lines, name="mini_imagenet").train.ids) == 7
+    assert any("1 of the 8 files of train.csv are not in" in line for line in lines)
+
+
+def test_lists_that_do_not_tell_the_files_apart(tmp_path):
+    for folder in ("x", "y"):
+        save(tmp_path / "images" / folder / "0.png", picture(0))
+    save(tmp_path / "images" / "x" / "1.png", picture(0))
+    lists_of(tmp_path, {"train": ["0.png,a"], "test": ["1.png,b"]})
+    with pytest.raises(UserError, match=r"row 0.png,a of train.csv got 2 files, images/x/0.png, im"
+                                        r".*expected one file a row.* images/a/0.png"):  # fmt: skip
+        load(tmp_path, name="mini_imagenet")
+    lists_of(tmp_path, {"train": ["x/0.png,a"], "test": ["x/0.png,b"]})
+    with pytest.raises(UserError, match="got images/x/0.png, the file of x/0.png,b of test"):
+        load(tmp_path, name="mini_imagenet")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("filename,label\nä.png,a\n".encode("latin1"), "expected a csv list, saved as UTF-8"),
+        ("filename,label\n0.png,a\n".encode("utf-16"), "expected a csv list, saved as UTF-8"),
+        (b"filename,label\n0.png\n", "the filename '0.png' and the label None in row 1"),
+        (b"filename,label\n", "got no rows"),
+        (b"", r"got columns \[\]"),
+    ],
+)
+def test_a_broken_csv_list_is_named(tmp_path, content, said):
+    (tmp_path / "train.csv").write_bytes(content)
+    with pytest.raises(UserError, match=rf"train\.csv: .*{said}"):
+        load(tmp_path, name="mini_imagenet")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"class_dict": [1, 2]}, "got class_dict list, expected a dict"),
+        ({"class_dict": {"a": ["x", "y"]}}, "class_dict: got .*expected a list of integers"),
+        ({"class_dict": {"a": [0.5, 1.0]}}, "class_dict: got .*expected a list of integers"),
+        ({"class_dict": {"a": 5}}, "class_dict: got .*expected a list of integers"),
+        ({"class_dict": {"a": [0, 0]}}, "has not each of the 2 images once"),
+        (
+            {"image_data": np.zeros((2, 9), np.uint8)},
+            r"uint8 \[2, 9\], expected uint8 \[N, H, W",
+        ),
+        ({"image_data": np.array(3, np.uint8)}, r"got image_data uint8 \[\], expected"),
+    ],
+)
+def test_a_cached_pickle_of_wrong_content_is_named(tmp_path, changes, said):
+    content = {"image_data": np.zeros((2, 4, 4, 3), np.uint8), "class_dict": {"a": [0, 1]}}
+    path = tmp_path / "mini-imagenet-cache-train.pkl"
+    path.write_bytes(pickle.dumps(content | changes))
+    with pytest.raises(UserError, match=rf"cache-train\.pkl: .*{said}"):
+        load(tmp_path, name="mini_imagenet")
 
 
 def test_mini_imagenet_without_parts_is_refused(tmp_path):
@@ -429,7 +523,7 @@ def test_cifar100_of_wrong_content_is_named(tmp_path):
     cifar_files(tmp_path)
     names = tmp_path / "cifar-100-binary" / "fine_label_names.txt"
     names.write_text("only one")
-    with pytest.raises(UserError, match="24 images, 24 labels, and 2 class names"):
+    with pytest.raises(UserError, match="24 images, 24 labels from 0 to 11, and 2 class names"):
         load(tmp_path / "cifar-100-binary", name="cifar100")
     (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(b"123")
     with pytest.raises(UserError, match=r"test\.bin: got 3 bytes, expected 3074 an image"):
@@ -440,6 +534,39 @@ def test_cifar100_of_wrong_content_is_named(tmp_path):
     with pytest.raises(UserError, match=r"python\.tar\.gz: got .*expected a complete archive"):
         load(broken, name="cifar100")
     assert [path.name for path in broken.iterdir()] == ["cifar-100-python.tar.gz"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": np.zeros((24, 100), np.uint8)}, r"uint8 \[24, 100\], expected uint8 \[N, 3072\]"),
+        ({"data": np.zeros((24, 3072))}, r"got data float64 \[24, 3072\]"),
+        ({"fine_labels": ["a"] * 24}, "fine_labels list of <U1, 1 axes; expected a list of int"),
+        ({"fine_labels": 5}, "fine_labels int of int64, 0 axes"),
+        ({"fine_labels": [[1], [2, 3]]}, "expected a list of integers"),
+        ({"fine_labels": [-1] + [0] * 23}, "24 labels from -1 to 0, and 12 class names"),
+        ({"fine_labels": [12] + [0] * 23}, "24 labels from 0 to 12, and 12 class names"),
+        ({"fine_labels": [0] * 23}, "24 images, 23 labels"),
+    ],
+)  # fmt: skip
+def test_a_cifar_pickle_of_wrong_content_is_named(tmp_path, changes, said):
+    cifar_files(tmp_path)
+    root = tmp_path / "cifar-100-python"
+    content = pickle.loads((root / "test").read_bytes())
+    content = {key.decode(): value for key, value in content.items()} | changes
+    (root / "test").write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match=rf"cifar-100-python/test: .*{said}"):
+        load(root, name="cifar100")
+
+
+def test_cifar_class_names_of_wrong_content_are_named(tmp_path):
+    cifar_files(tmp_path)
+    (tmp_path / "cifar-100-python" / "meta").write_bytes(pickle.dumps({"fine_label_names": 3}))
+    with pytest.raises(UserError, match="meta: got fine_label_names int, expected a list"):
+        load(tmp_path / "cifar-100-python", name="cifar100")
+    (tmp_path / "cifar-100-binary" / "fine_label_names.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"fine_label_names\.txt: got .*expected names in UTF-8"):
+        load(tmp_path / "cifar-100-binary", name="cifar100")
 
 
 def test_cub_is_the_same_from_every_form(tmp_path):
@@ -472,10 +599,32 @@ def test_what_is_not_there_is_fetched(tmp_path, monkeypatch, name, file):
         raise UserError("no network")
 
     monkeypatch.setattr(download, "fetch", fetch)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="no network"):
-        load(tmp_path / "new", name=name, download_timeout=3.0)
-    ((args, timeout),) = asked
-    assert args[:2] == (name, tmp_path / "new") and list(args[2]) == [file] and timeout == 3.0
+        load(tmp_path / "empty", name=name, download_timeout=3.0)
+    with pytest.raises(UserError, match="no network"):
+        load(tmp_path / "mine", name=name, dir=None)
+    (args, timeout), (in_cache, _) = asked
+    assert args[:2] == (name, tmp_path / "empty") and list(args[2]) == [file] and timeout == 3.0
+    assert in_cache[:2] == (name, Path(f"{tmp_path / 'mine'}.cache") / name)
+
+
+@pytest.mark.parametrize("name", ["omniglot", "cifar100", "cub"])
+def test_nothing_is_fetched_into_a_folder_that_may_be_mistyped(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(download, "fetch", None)
+    with pytest.raises(UserError, match=rf"data.dir: got .*mistyped, which does not.*{name}: corr"):
+        load(tmp_path / "mistyped", name=name)
+    own, _ = own_and_other(tmp_path)
+    test = schema.TestDataConfig(name=name, dir=str(tmp_path / "mistyped"))
+    with pytest.raises(UserError, match=rf"test_data \({name}\): test_data.dir: got .*mistyped"):
+        load(own, test=test, name="folder")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "own", "own.cache"]
+
+
+def test_nothing_is_fetched_into_a_file(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="data.dir: got .*file, which is a file; expected a folder"):
+        download.fetch("cub", tmp_path / "file", {"a.tgz": "https://x"}, timeout=1)
 
 
 # Another set for the test.

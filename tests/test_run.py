@@ -268,6 +268,23 @@ def test_wrong_config_files(tmp_path, config, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(:\n", "mine.py, line 1: SyntaxError: invalid syntax"),
+        ("\nimport no_such_module\n", "mine.py, line 2: ModuleNotFoundError: No module named 'no"),
+        ("x = nothing\n", "mine.py, line 1: NameError: name 'nothing' is not defined"),
+        ("def get_config():\n    return [][1]\n", "mine.py, line 2: IndexError: list index out"),
+    ],
+)
+def test_a_config_file_with_an_error(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert f"error: {tmp_path}/{message}" in programs.refuse(
+        tmp_path / "run", config=str(path), tiny=False
+    )
+
+
 def test_help_shows_how(tmp_path):
     code, text, _ = programs.run_here(tmp_path / "run", "--help")
     assert code == 0

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,20 +63,13 @@ def fit_rows(
     if x.shape[1:] == (image_size, image_size, channels):
         return x
     images = np.empty((len(x), image_size, image_size, channels), np.uint8)
-    chunk = 64
 
-    def fit_chunk(start: int) -> int:
-        stop = min(start + chunk, len(x))
-        for i in range(start, stop):
-            row = x[i].squeeze(-1) if x.shape[-1] == 1 else x[i]
-            image = Image.fromarray(np.ascontiguousarray(row))
-            images[i] = readers.fit(image, image_size=image_size, channels=channels)
-        return stop
+    def fit_row(i: int) -> None:
+        row = x[i].squeeze(-1) if x.shape[-1] == 1 else x[i]
+        image = Image.fromarray(np.ascontiguousarray(row))
+        images[i] = readers.fit(image, image_size=image_size, channels=channels)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in pool.map(fit_chunk, range(0, len(x), chunk)):
-            if progress is not None:
-                progress(done, len(x))
+    readers.for_each(fit_row, len(x), progress=progress)
     return images
 
 
@@ -141,8 +133,13 @@ def fields(path: Path, content: Any, *names: str) -> list[Any]:
     return [content[name] for name in names]
 
 
-def check_pixels(path: Path, name: str, x: Any) -> None:
-    """Refuse what is not a non-empty array of uint8."""
-    if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and len(x)):
-        got = f"{x.dtype} {list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise UserError(f"{path}: got {name} {got}, expected an array of uint8, one row an image")
+def check_pixels(path: Path, name: str, x: Any, *, ndim: int, last: Sequence[int]) -> None:
+    """Refuse what is not a non-empty array of uint8 with `ndim` axes, the last of a size `last`."""
+    array = isinstance(x, np.ndarray)
+    if not (array and x.dtype == np.uint8 and x.size and x.ndim == ndim and x.shape[-1] in last):
+        got = f"{x.dtype} {list(x.shape)}" if array else type(x).__name__
+        axes = ["N", *"HW"[: ndim - 2], " or ".join(map(str, last))]
+        raise UserError(
+            f"{path}: got {name} {got}, expected uint8 [{', '.join(axes)}], one row an image; "
+            "fetch the file again"
+        )

@@ -1,4 +1,9 @@
-"""Decoded arrays on disk, keyed by content, so that a second start does not decode again."""
+"""Decoded arrays on disk, so that a second start does not decode again.
+
+The name of a cache file is a digest of what its arrays were made from. For that, files are the same
+where path, size and time of last change are, and members of a zip where name, checksum (CRC-32) and
+size are (`ImageFile.stamp`). No file is read for it: a change that keeps size and time is missed.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def _arrays(
     for part, path in found.items():
         if path.suffix == ".bin":
             names_path = path.parent / "fine_label_names.txt"
-            names = names_path.read_text().split() if names_path.is_file() else []
+            names = _lines(names_path) if names_path.is_file() else []
             data = np.fromfile(path, np.uint8)
             if len(data) % 3074:
                 raise UserError(f"{path}: got {len(data)} bytes, expected 3074 an image")
@@ -70,17 +71,46 @@ def _arrays(
                 else ([],)
             )
             x, labels = arrays.fields(path, arrays.read_pickle(path), "data", "fine_labels")
-            arrays.check_pixels(path, "data", x)
-        if len(x) != len(labels) or len(names) <= max(labels, default=-1):
+            arrays.check_pixels(path, "data", x, ndim=2, last=(3072,))
+            labels = _integers(path, labels)
+            if not isinstance(names, list | tuple):
+                got = type(names).__name__
+                raise UserError(f"{names_path}: got fine_label_names {got}, expected a list")
+        low, high = labels.min(initial=0), labels.max(initial=0)
+        if len(x) != len(labels) or low < 0 or high >= len(names):
             raise UserError(
-                f"{path}: got {len(x)} images, {len(labels)} labels, and {len(names)} class names "
-                f"in {names_path}; expected a name for each label and a label for each image"
+                f"{path}: got {len(x)} images, {len(labels)} labels from {low} to {high}, and "
+                f"{len(names)} class names in {names_path}; expected a label for each image, each "
+                "the position of a name; fetch the files again"
             )
         pixels.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         classes |= {f"{part}/{names[k]}/{i:05d}": str(names[k]) for i, k in enumerate(labels)}
     stamps = [sources.stamp(path) for path in found.values()]
     x = np.concatenate(pixels)
     return sources.array_table(x, classes, config, stamps=stamps, report=report, progress=progress)
+
+
+def _integers(path: Path, labels: Any) -> np.ndarray:
+    """Return pickled labels as integers [N], or refuse them."""
+    try:
+        found = np.asarray(labels)
+    except ValueError:  # lists of several lengths
+        found = np.empty(0, object)
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        got = f"{type(labels).__name__} of {found.dtype}, {found.ndim} axes"
+        raise UserError(
+            f"{path}: got fine_labels {got}; expected a list of integers, one an image; fetch the "
+            "file again"
+        )
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    """Read a list of names."""
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: got {error}; expected names in UTF-8, one a line") from None
 
 
 def _shortened(file: ImageFile) -> ImageFile:

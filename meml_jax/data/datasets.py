@@ -42,19 +42,21 @@ from meml_jax.data.splits import (
     check,
     complete,
     folder_layout,
+    limited,
     partition,
     pool,
     table,
 )
 from meml_jax.types import Dataset, Split, UserError
 
-# Classes and images of the published sets; what has fewer is reported as a part of the set.
+# Classes, images, and images of the smallest class of the published sets; what has fewer is
+# reported as a part of the set.
 FULL = {
-    "omniglot": (1623, 32_460),
-    "mini_imagenet": (100, 60_000),
-    "slimagenet64": (1000, 200_000),
-    "cifar100": (100, 60_000),
-    "cub": (200, 11_788),
+    "omniglot": (1623, 32_460, 20),
+    "mini_imagenet": (100, 60_000, 600),
+    "slimagenet64": (1000, 200_000, 200),
+    "cifar100": (100, 60_000, 600),
+    "cub": (200, 11_788, 41),
 }
 Loader = Callable[..., Tables]
 REGISTRY: dict[str, Loader] = {}
@@ -107,7 +109,7 @@ def load(
         f"{validation.num_classes}/{len(validation.ids)}, test "
         f"{own_test.num_classes}/{len(own_test.ids)}, {shape}, hash {digest[:12]}"
     )
-    note = _report_part(config.name, parts, report)
+    note = _report_part(config, parts, report)
     if test is None or test.name is None:
         return Dataset(config.name, train, validation, own_test, digest, note=note)
     other, other_digest, other_note = _load_other(config, test, report=report, progress=progress)
@@ -125,12 +127,19 @@ def load(
 def _load_tables(
     config: DataConfig, *, report: Report, progress: Progress | None
 ) -> tuple[DataConfig, Tables]:
-    """Load one data set: (settings with the size that was chosen, what its loader gives)."""
+    """Load one data set: (settings with the size that was chosen, what its loader gives).
+
+    `max_per_class` holds for every loader; those that decode files leave the others unread.
+    """
     if config.name not in REGISTRY:
         near = difflib.get_close_matches(config.name, REGISTRY, n=1) or sorted(REGISTRY)
         raise UserError(f"data.name: got {config.name!r}, did you mean {' or '.join(near)}?")
+    limit = config.max_per_class
+    if limit is not None and limit < 1:
+        raise UserError(f"data.max_per_class: got {limit}, expected at least 1, or None for all")
     config = sizes.resolve(config, report=report)
-    return config, REGISTRY[config.name](config, report=report, progress=progress)
+    tables = REGISTRY[config.name](config, report=report, progress=progress)
+    return config, {part: limited(whole, limit) for part, whole in tables.items()}
 
 
 def _check_disjoint(config: DataConfig, parts: Mapping[str, Split]) -> None:
@@ -175,7 +184,7 @@ def _load_other(
         f"to {size}x{size}, {colour}, as {config.name} (centre square, Lanczos filter), hash "
         f"{digest[:12]}"
     )
-    return other, digest, _report_part(test.name, tables, report)
+    return other, digest, _report_part(other_config, tables, report)
 
 
 def _digest(parts: Mapping[str, Split]) -> str:
@@ -190,16 +199,30 @@ def _digest(parts: Mapping[str, Split]) -> str:
     return digest.hexdigest()
 
 
-def _report_part(name: str, parts: Mapping[str, Split], report: Report) -> str:
-    """Say, and return, how much of a published set there is; nothing where it is whole."""
+def _report_part(config: DataConfig, parts: Mapping[str, Split], report: Report) -> str:
+    """Say, and return, how much of a published set there is; nothing where it is whole.
+
+    A set of which the settings take only so many images a class is no part because of that.
+    """
+    name, limit = config.name, config.max_per_class
+    if name not in FULL:
+        return ""
+    classes, images, smallest = FULL[name]
     got = (
         sum(part.num_classes for part in parts.values()),
         sum(len(part.ids) for part in parts.values()),
     )
-    full = FULL.get(name, got)
-    if got[0] >= full[0] and got[1] >= full[1]:
+    if got[0] >= classes and got[1] >= images:
         return ""
-    note = f"PART of {name}: {got[0]} of {full[0]} classes, {got[1]} of {full[1]} images"
+    counts = f"{got[0]} of {classes} classes, {got[1]} of {images} images"
+    least = min(
+        (np.bincount(part.labels).min() for part in parts.values() if part.num_classes), default=0
+    )
+    if limit is not None and got[0] >= classes and least >= min(limit, smallest):
+        note = f"{name} limited by max_per_class={limit}: {counts}"
+        report(note)
+        return note
+    note = f"PART of {name}: {counts}"
     report(f"{note}; results are not comparable with those of the full set")
     return note
 

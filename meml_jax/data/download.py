@@ -32,11 +32,16 @@ def fetch(
       report: called with one line before the download.
 
     Raises:
-      UserError: TFDS is not installed, the server cannot be reached, or a checksum differs; the
-        message says how to put the files there by hand.
+      UserError: `folder` is a file, TFDS is not installed, the server cannot be reached, or a
+        checksum differs; the message says how to put the files there by hand.
     """
     files, sources = " and ".join(urls), " and ".join(urls.values())
     by_hand = f"or put {files} into {folder} (data.dir) by hand, from {sources}"
+    if folder.exists() and not folder.is_dir():
+        raise UserError(
+            f"{name}: {files} not found, and data.dir: got {folder}, which is a file; expected a "
+            f"folder for the download or with them"
+        )
     try:
         import requests
         from tensorflow_datasets.core.download import download_manager

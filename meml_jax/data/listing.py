@@ -23,7 +23,8 @@ class ImageFile(NamedTuple):
       id: path below the data folder with `/`; a zip counts as unpacked where it lies.
       path: the file, or the archive.
       member: name inside the archive, None for a file on disk.
-      stamp: text that changes when the content does.
+      stamp: what caches take for the content: path, size and time of last change of a file on disk;
+        checksum (CRC-32) and size of a member, wherever its archive lies.
     """
 
     id: str

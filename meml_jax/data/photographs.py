@@ -12,9 +12,11 @@ can be read; how much of it there is, `datasets.load` counts and reports.
 
 from __future__ import annotations
 
+import collections
 import csv
-from collections.abc import Mapping
-from pathlib import Path
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 
 from meml_jax.config import DataConfig
 from meml_jax.data import arrays, download, listing, sources
@@ -104,32 +106,87 @@ def _listed(
     root: Path, lists: Mapping[str, Path], *, report: Report
 ) -> tuple[list[ImageFile], sources.Layout]:
     """Read csv lists with the columns filename and label: the images that are there, by part."""
-    found = {f.id.rpartition("/")[2]: f for f in listing.list_images(root, report=report)}
+    named = collections.defaultdict(list)
+    for file in listing.list_images(root, report=report):
+        named[file.id.rpartition("/")[2]].append(file)
+    rows_of = {part: _rows(path) for part, path in lists.items()}
+    labels = {label for rows in rows_of.values() for _, label in rows}
     files: list[ImageFile] = []
     layout: dict[str, dict[str, str]] = {}
+    row_of: dict[str, str] = {}  # the row of the lists that each image belongs to
     for part, path in lists.items():
+        layout[part] = {}
+        absent = []
+        for name, label in rows_of[part]:
+            base = name.rpartition("/")[2]
+            fits = _matches(named[base], name, label, labels)
+            row = f"{name},{label} of {path.name}"
+            first = row_of.setdefault(fits[0].id, row) if fits else row
+            if len(fits) > 1 or first != row:
+                got = listing.first_few([file.id for file in fits])
+                got = (
+                    f"{len(fits)} files, {got}" if len(fits) > 1 else f"{got}, the file of {first}"
+                )
+                raise UserError(
+                    f"{root}: for the row {row} got {got}; expected one file a row and one row a "
+                    f"file: put the images in folders of their labels, as images/{label}/{base}, "
+                    "or write the folder into the list's filename"
+                )
+            if fits:
+                id_ = f"{path.stem}/{label}/{name}"
+                layout[part][id_] = label
+                files.append(fits[0]._replace(id=id_))
+            else:
+                absent.append(name)
+        if count := len(absent):
+            total = len(rows_of[part])
+            if count == total:
+                raise UserError(
+                    f"{path}: none of its {total} files is below {root}, expected images/"
+                    f"{absent[0]}"
+                )
+            report(
+                f"mini_imagenet: {count} of the {total} files of {path.name} are not in {root}: "
+                f"{absent[0]}, ..."
+            )
+    return sorted(files, key=lambda file: file.id.split("/")), layout
+
+
+def _rows(path: Path) -> list[tuple[str, str]]:
+    """Read the columns filename and label of a csv list; folders are separated by `/`."""
+    try:
         with path.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.DictReader(text)
-            if not {"filename", "label"} <= set(reader.fieldnames or ()):
-                raise UserError(
-                    f"{path}: got columns {reader.fieldnames}, expected filename and label"
-                )
-            rows = [(row["filename"], row["label"]) for row in reader]
-        here = [(name, label) for name, label in rows if name in found]
-        if not here:
+            columns, rows = reader.fieldnames or (), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: got {error}; expected a csv list, saved as UTF-8") from None
+    if not {"filename", "label"} <= set(columns):
+        raise UserError(f"{path}: got columns {list(columns)}, expected filename and label")
+    for i, row in enumerate(rows, 1):
+        if not row["filename"] or not row["label"]:
             raise UserError(
-                f"{path}: none of its {len(rows)} files is below {root}, expected images/"
-                f"{rows[0][0] if rows else '*.jpg'}"
+                f"{path}: got the filename {row['filename']!r} and the label {row['label']!r} in "
+                f"row {i}, expected both; complete or remove the row"
             )
-        if len(here) < len(rows):
-            absent = next(name for name, _ in rows if name not in found)
-            report(
-                f"mini_imagenet: {len(rows) - len(here)} of the {len(rows)} files of {path.name} "
-                f"are not in {root}: {absent}, ..."
-            )
-        layout[part] = {f"{path.stem}/{label}/{name}": label for name, label in here}
-        files += [found[name]._replace(id=f"{path.stem}/{label}/{name}") for name, label in here]
-    return sorted(files, key=lambda file: file.id.split("/")), layout
+    if not rows:
+        raise UserError(f"{path}: got no rows, expected a filename and a label in each")
+    names = [PurePosixPath(row["filename"].replace("\\", "/")).as_posix() for row in rows]
+    return [(name, row["label"]) for name, row in zip(names, rows, strict=True)]
+
+
+def _matches(
+    files: Sequence[ImageFile], name: str, label: str, labels: Collection[str]
+) -> list[ImageFile]:
+    """Choose, of the files of one name, those that a row means.
+
+    Files in the folder of the label come first. A name without folder never means a file in the
+    folder of another label: of a part of the set that would be another class.
+    """
+    ends = [f"/{label}/{name}", f"/{name}"]
+    in_label, any_folder = ([f for f in files if f"/{f.id}".endswith(end)] for end in ends)
+    if in_label or "/" in name:
+        return in_label or any_folder
+    return [file for file in any_folder if f"/{file.id}".split("/")[-2] not in labels]
 
 
 def _cached_pickle(
@@ -139,8 +196,21 @@ def _cached_pickle(
     report(f"mini_imagenet: reads {path.name}")
     content = arrays.read_pickle(path)
     x, rows_of = arrays.fields(path, content, "image_data", "class_dict")
-    arrays.check_pixels(path, "image_data", x)
-    rows = sorted((int(i), str(name)) for name, owned in rows_of.items() for i in owned)
+    arrays.check_pixels(path, "image_data", x, ndim=4, last=(1, 3))
+    if not isinstance(rows_of, dict):
+        raise UserError(
+            f"{path}: got class_dict {type(rows_of).__name__}, expected a dict from each class to "
+            "the rows of image_data that belong to it; fetch the file again"
+        )
+    try:
+        rows = sorted(
+            (operator.index(i), str(name)) for name, owned in rows_of.items() for i in owned
+        )
+    except TypeError as error:
+        raise UserError(
+            f"{path}: class_dict: got {error}; expected a list of integers for each class, the "
+            "rows of image_data that belong to it; fetch the file again"
+        ) from None
     if [i for i, _ in rows] != list(range(len(x))):
         raise UserError(f"{path}: class_dict has not each of the {len(x)} images once")
     classes = {f"{part}/{name}/{i:05d}": name for i, name in rows}

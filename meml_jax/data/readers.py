@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,23 +55,18 @@ def read_images(
     """
     images = np.empty((len(files), image_size, image_size, channels), np.uint8)
     bad: dict[int, str] = {}
-    with open_files(files) as content, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with open_files(files) as content:
 
-        def read_chunk(start: int) -> int:
-            stop = min(start + _CHUNK, len(files))
-            for i in range(start, stop):
-                try:
-                    data = content(files[i])
-                    images[i] = decode(data, image_size=image_size, channels=channels)
-                except MemoryError:
-                    raise
-                except Exception as error:  # decoders raise about anything on a broken file
-                    bad[i] = f"{files[i].id} ({_reason(error)})"
-            return stop
+        def read(i: int) -> None:
+            try:
+                data = content(files[i])
+                images[i] = decode(data, image_size=image_size, channels=channels)
+            except MemoryError:
+                raise
+            except Exception as error:  # decoders raise about anything on a broken file
+                bad[i] = f"{files[i].id} ({_reason(error)})"
 
-        for done in pool.map(read_chunk, range(0, len(files), _CHUNK)):
-            if progress is not None:
-                progress(done, len(files))
+        for_each(read, len(files), progress=progress)
     if not bad:
         return images, np.arange(len(files))
     found = f"{len(bad)} of {len(files)} images cannot be read: " + first_few(
@@ -81,6 +77,38 @@ def read_images(
     report(f"left out (data.skip_bad): {found}")
     kept = np.setdiff1d(np.arange(len(files)), list(bad))
     return images[kept], kept
+
+
+def for_each(do: Callable[[int], None], count: int, *, progress: Progress | None = None) -> None:
+    """Call `do(i)` for i in 0..count-1 with all processor cores.
+
+    An exception, that of Ctrl-C too, is raised as soon as the calls that have begun are
+    through; no other is begun.
+
+    Args:
+      do: may run in several threads at once.
+      count: number of calls.
+      progress: called as `progress(done, count)` after each chunk, in order.
+    """
+
+    def do_chunk(chunk: range) -> int:
+        for i in chunk:
+            if stopped.is_set():
+                break
+            do(i)
+        return chunk.stop
+
+    stopped = threading.Event()
+    chunks = [range(i, min(i + _CHUNK, count)) for i in range(0, count, _CHUNK)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for done in pool.map(do_chunk, chunks):
+                if progress is not None:
+                    progress(done, count)
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def decode(data: bytes, *, image_size: int, channels: int) -> np.ndarray:

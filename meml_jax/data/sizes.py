@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ PUBLISHED = {
 
 SMALL, LARGE = 28, 84  # the two sizes that the paper's network was made for
 _SMALL_SIDE = 112  # up to this side a grey image counts as a small drawing (Omniglot has 105)
-_SAMPLE = 200  # images looked at
+_SAMPLE = 200  # images looked at, at most
 _GREY = 4.0  # channels that differ by less than this on the average are grey saved as colour
 
 
@@ -72,7 +73,7 @@ def resolve(config: DataConfig, *, report: Report) -> DataConfig:
 
 def _look_at_files(files: Sequence[ImageFile]) -> tuple[float, bool]:
     """Look at a sample of files: (median shorter side, whether all are grey)."""
-    sample = files[:: max(1, len(files) // _SAMPLE)]
+    sample = files[:: max(1, math.ceil(len(files) / _SAMPLE))]
     sides, grey = [], True
     with listing.open_files(sample) as content:
         for file in sample:

@@ -30,8 +30,21 @@ def root(config: DataConfig) -> Path:
 
 
 def place(config: DataConfig) -> Path:
-    """Return data.dir, or where a download is put: the data set's folder in the user cache."""
-    return Path(config.dir or cache.folder(config.cache_dir) / config.name).expanduser()
+    """Return where a set that can be downloaded is, or is put: data.dir, else the user cache.
+
+    Raises:
+      UserError: data.dir does not exist; it may be mistyped, so nothing is downloaded into it.
+    """
+    own = cache.folder(config.cache_dir) / config.name
+    if not config.dir:
+        return own
+    if not (path := Path(config.dir).expanduser()).exists():
+        raise UserError(
+            f"data.dir: got {config.dir}, which does not exist; expected the folder of "
+            f"{config.name}: correct it, make it for a download into it, or leave data.dir out for "
+            f"a download into {own}"
+        )
+    return path
 
 
 def decode(
@@ -109,7 +122,8 @@ def cached(
 
     Args:
       config: name, size and channels are part of the key.
-      stamps: what JSON can hold; changes when the files do.
+      stamps: what JSON can hold; part of the key, so it must change when the files do (`stamp`,
+        `ImageFile.stamp`).
       make: makes the images uint8 [N, S, S, C].
       store: asked after `make` whether to keep the result.
       report: called with one line on a cache that cannot be used.
@@ -126,7 +140,7 @@ def cached(
 
 
 def stamp(path: Path) -> str:
-    """Text that changes when a file does."""
+    """Path, size and time of last change of a file; its content is not read."""
     status = path.stat()
     return f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -64,12 +65,7 @@ def first_of_each(classes: Iterable[tuple[str, str]], limit: int | None) -> dict
 
     Returns:
       {id: class}.
-
-    Raises:
-      UserError: a limit under 1.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"data.max_per_class: got {limit}, expected at least 1, or None for all")
     count: Counter[str] = Counter()
     kept = {}
     for id_, name in classes:
@@ -77,6 +73,24 @@ def first_of_each(classes: Iterable[tuple[str, str]], limit: int | None) -> dict
         if not name or limit is None or count[name] <= limit:
             kept[id_] = name
     return kept
+
+
+def limited(part: Split, limit: int | None) -> Split:
+    """Keep the first `limit` images of each class; unlabelled ones are all kept, None keeps all."""
+    if limit is None:
+        return part
+    names = [part.class_names[k] if k >= 0 else "" for k in part.labels]
+    kept = first_of_each([(str(row), name) for row, name in enumerate(names)], limit)
+    if len(kept) == len(names):  # as where the loader has read no others: not copied
+        return part
+    rows = np.array([int(row) for row in kept])
+    return dataclasses.replace(
+        part,
+        images=part.images[rows],
+        labels=part.labels[rows],
+        ids=part.ids[rows],
+        embeddings=None if part.embeddings is None else part.embeddings[rows],
+    )
 
 
 def pool(parts: Iterable[Split], *, prefix: str) -> Split:
