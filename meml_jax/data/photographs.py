@@ -117,10 +117,10 @@ def _listed(
     for part, path in lists.items():
         layout[part] = {}
         absent = []
-        for name, label in rows_of[part]:
+        for i, (name, label) in enumerate(rows_of[part], 1):
             base = name.rpartition("/")[2]
             fits = _matches(named[base], name, label, labels)
-            row = f"{name},{label} of {path.name}"
+            row = f"row {i} of {path.name} ({name},{label})"
             first = row_of.setdefault(fits[0].id, row) if fits else row
             if len(fits) > 1 or first != row:
                 got = listing.first_few([file.id for file in fits])
@@ -128,7 +128,7 @@ def _listed(
                     f"{len(fits)} files, {got}" if len(fits) > 1 else f"{got}, the file of {first}"
                 )
                 raise UserError(
-                    f"{root}: for the row {row} got {got}; expected one file a row and one row a "
+                    f"{root}: for {row} got {got}; expected one file a row and one row a "
                     f"file: put the images in folders of their labels, as images/{label}/{base}, "
                     "or write the folder into the list's filename"
                 )
