@@ -62,7 +62,7 @@ class Rounds:
       profile: folder for a trace of one more round.
     """
 
-    seconds: float = 30.0
+    seconds: float = 15.0
     least: int = 3
     repeats: int | None = None
     profile: Path | None = None

@@ -224,33 +224,31 @@ def stream(sizes: Sizes, rounds: Rounds) -> list[Row]:
 def growth(sizes: Sizes, rounds: Rounds) -> list[Row]:
     """Measure how a meta-step of a small network grows with each thing that can grow."""
     channels, hidden, outputs = sizes.small
-    num_steps = 10
 
-    def case(size=20, width=1, meta_batch=1, clusters=1, images=1) -> Case:
-        problem = make_problem(
+    def grown(size=20, width=1, meta_batch=1, clusters=1, images=1) -> lib.Problem:
+        return make_problem(
             "meml",
             np.full(outputs * clusters, size * images),
             network=NetworkConfig(channels=channels * width, hidden=hidden * width),
             meta_batch=meta_batch,
             task=TasksConfig(max_size=size),
         )
-        return steps_case(problem, num_steps=num_steps)
+
+    def case(**what: int) -> Case:
+        return steps_case(grown(**what), num_steps=10)
 
     cases = {
-        "base": case(),
         "cluster size x 2": case(size=40),
         "width x 2": case(width=2),
         "meta-batch x 4": case(meta_batch=4),
         "clusters x 10": case(clusters=10),
         "images x 10": case(images=10),
     }
-    problem = make_problem(
-        "meml", np.full(outputs, 20), network=NetworkConfig(channels=channels, hidden=hidden)
-    )
+    problem = grown()
     calls = lib.jitted_steps(problem, steps_per_call=100)
-    for per_call in (1, 10, 100):
+    for name, per_call in {"base": 10, "steps a call / 10": 1, "steps a call x 10": 100}.items():
         own = problem._replace(state=jax.tree.map(jnp.array, problem.state))
-        cases[f"steps a call: {per_call}"] = steps_case(own, num_steps=per_call, call=calls)
+        cases[name] = steps_case(own, num_steps=per_call, call=calls)
     found = interleave(cases, dataclasses.replace(rounds, seconds=rounds.seconds / 2))
     return [
         {"name": name, "ms": t.ms, "cpu_ms": t.cpu_ms, "ratio": t.ms / found["base"].ms}

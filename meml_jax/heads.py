@@ -106,7 +106,7 @@ def sgd_outcomes(
     features: Array,
     trajectories: Trajectory,
     keys: Array,
-    learning_rates: Array,
+    learning_rates: Array | np.ndarray,
     *,
     network: Network,
     shuffled: bool,
