@@ -3,8 +3,8 @@
     python experiments/run.py --config=configs/quickstart.py --workdir=runs/quickstart
 
 A small network (32 channels) on 400 generated characters: contrastive embedding (purity 0.35 of the
-clusters), then meta-training from the embedding's FEN. Expected accuracy in % at 5, 10, 20 and 50 new
-classes:
+clusters), then meta-training from the embedding's FEN. Expected accuracy in % at 5, 10, 20 and 50
+new classes:
 
     prototype head         90  82  72  57
     sgd head               66  42  31  18
