@@ -19,6 +19,7 @@ from meml_jax.types import UserError
 SMOKE: dict[str, Any] = {
     "embedding.name": "pca",
     "embedding.dim": 32,
+    "train.init": "random",  # there is no FEN in it
     "clustering.max_iter": 10,
     "network.channels": 8,
     "network.hidden": 32,

@@ -181,6 +181,7 @@ def train(**settings):
     return call(state, jnp.int32(4), *data)
 
 
+@pytest.mark.slow
 def test_on_equal_clusters_every_balancing_is_the_unbalanced_training():
     plain = train()
     assert_same(train(balance="loss"), plain)

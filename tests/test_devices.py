@@ -83,7 +83,8 @@ runs = 11
 stream = jnp.asarray(np.tile([0, 1, 4, 5, 8, 9], (runs, 1)))
 test = jnp.asarray(np.tile([2, 3, 6, 7, 10, 11], (runs, 1)))
 label = jnp.asarray(np.tile([0, 0, 1, 1, 2, 2], (runs, 1)))
-outcomes, all_of_them = [], devices.test_mesh
+outcomes, all_of_them, split, at_once = [], devices.test_mesh, devices.split, []
+devices.split = lambda tree, mesh: at_once.append(mesh.size if mesh else 1) or split(tree, mesh)
 for devices.test_mesh in (lambda: None, all_of_them):
     outcomes.append(heads.sgd_outcomes(
         tiny.parameters(network), jnp.asarray(features), Trajectory(stream, label, test, label),
@@ -91,7 +92,7 @@ for devices.test_mesh in (lambda: None, all_of_them):
         shuffled=True, reservoir=None, runs_at_once=3,
     ))
 found["outcomes"] = [np.asarray(x.test).tolist() for x in outcomes]
-found["at once"] = len(outcomes[1].test.sharding.device_set)
+found["at once"] = at_once
 print(json.dumps(found, default=int))
 """
 
@@ -106,6 +107,7 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_eight_devices_train_to_the_parameters_of_one(found):
     assert found["devices"] == 8
     assert len(found["gaps"]) == 10
@@ -113,6 +115,7 @@ def test_eight_devices_train_to_the_parameters_of_one(found):
     np.testing.assert_allclose(*found["history"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_each_device_does_its_own_tasks_and_sends_little_but_the_gradient(found):
     one, eight = found["one"], found["eight"]
     assert eight["flops"] < 0.2 * one["flops"]
@@ -120,6 +123,7 @@ def test_each_device_does_its_own_tasks_and_sends_little_but_the_gradient(found)
     assert eight["largest sent"] <= 8 * 32  # the rows W_i of the tasks' classes; no images
 
 
+@pytest.mark.slow
 def test_the_number_of_devices_divides_the_meta_batch(found):
     sizes = {int(meta_batch): size for meta_batch, (size, _) in found["meshes"].items()}
     assert sizes == {1: 1, 2: 2, 6: 6, 8: 8, 9: 3, 20: 5}
@@ -127,7 +131,9 @@ def test_the_number_of_devices_divides_the_meta_batch(found):
     assert "3 of 8 devices: a multiple of them as outer.meta_batch" in found["meshes"]["9"][1]
 
 
+@pytest.mark.slow
 def test_runs_of_a_meta_test_are_shared(found):
+    assert found["at once"] == [1] * 4 + [8]  # 11 runs: 3 at once, then all, 2 on each device
     one, eight = np.array(found["outcomes"])
     np.testing.assert_array_equal(one, eight)
     assert one.shape == (11, 6) and one.mean() > 0.5

@@ -67,7 +67,7 @@ def test_where_the_images_lie(monkeypatch):
             return {"bytes_limit": 1000}
 
     assert feed.place("auto", 10**12) == "device"  # a CPU has no memory of its own
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
     assert feed.place("auto", 500) == "device" and feed.place("auto", 501) == "host"
     assert feed.place("device", 501) == "device" and feed.place("host", 1) == "host"
     with pytest.raises(UserError, match="train.images_on='gpu', expected 'auto', 'device' or"):

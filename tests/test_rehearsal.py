@@ -157,6 +157,7 @@ def own_images(table, steps):
     return sorted(seen)
 
 
+@pytest.mark.slow
 def test_a_coreset_larger_than_all_that_was_seen_is_all_that_was_seen():
     call, fresh, data, _ = problem(coreset_size=400, coreset_batch=9)
     state, _ = call(fresh(), jnp.int32(4), *data)
@@ -229,6 +230,7 @@ def run(workdir, *stops, learner="meml"):
     return state
 
 
+@pytest.mark.slow
 def test_a_resumed_training_with_a_coreset_is_the_uninterrupted_one(tmp_path):
     whole = run(tmp_path / "whole", 23)
     resumed = run(tmp_path / "resumed", 6, 14, 23)

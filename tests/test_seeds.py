@@ -84,6 +84,7 @@ def test_one_seed_is_the_workdir_itself(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_seeds_are_two_runs_and_a_finished_one_is_skipped(tmp_path):
     run = functools.partial(programs.run_here, seed=3, seeds=2, **TINY)
     lines = programs.succeed(tmp_path, call=run)

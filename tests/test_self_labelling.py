@@ -166,6 +166,7 @@ def test_pseudo_labels_are_drawn_uniformly_whatever_their_sizes():
         assert ((each - expected) ** 2 / expected).sum() < size + 5 * np.sqrt(2 * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", self_labelling.RULES)
 def test_training_teaches_the_pseudo_labels(trained, name):
     folder, (_, info) = trained(name)
@@ -218,6 +219,7 @@ def test_encode_treats_each_image_by_itself(images, trained, name):
     np.testing.assert_array_equal(encode(companions)[:3], whole[:3])
 
 
+@pytest.mark.slow
 def test_features_of_training_do_depend_on_companions(images, trained):
     """What the test above would miss, if encoding used the statistics of its batch."""
     params = saved(trained("deepcluster")[0], settings()).params

@@ -512,6 +512,7 @@ def sibling(tmp_path):
     return shutil.copytree(programs.finished("smoke"), target)
 
 
+@pytest.mark.slow
 def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys):
     config = from_dict(json.loads((sibling / "config.json").read_text()))
     workdir = tmp_path / "results" / "two" / "row" / "seed0"
