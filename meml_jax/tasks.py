@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from meml_jax import balance
 from meml_jax.config import TasksConfig
@@ -302,8 +303,9 @@ def _sample_distinct(key: Array, num: int, upper: Array) -> Array:
     """
     last = upper - num + jnp.arange(num)
     drawn = jax.random.randint(key, (num,), 0, last + 1)
-    taken = jnp.full((num,), -1, jnp.int32)
-    for i in range(num):
+
+    def choose(i: Array, taken: Array) -> Array:
         again = jnp.any(taken == drawn[i])
-        taken = taken.at[i].set(jnp.where(again, last[i], drawn[i]).astype(jnp.int32))
-    return taken
+        return taken.at[i].set(jnp.where(again, last[i], drawn[i]).astype(jnp.int32))
+
+    return lax.fori_loop(0, num, choose, jnp.full((num,), -1, jnp.int32))
