@@ -5,8 +5,9 @@
     python experiments/benchmark.py --json=B.json --write_docs=docs/performance.md
 
 Medians of interleaved repetitions, so that shares and ratios hold on a machine that is not quite
-quiet; minutes on 2 cores, most of them for compiling some 40 programs the first time. `--repeats` takes so many rounds instead of as many as fit
-in the time; `--profile` leaves a trace of one more round of each part (TensorBoard, Perfetto).
+quiet. It takes minutes on 2 cores, most of them for compiling some 40 programs the first time.
+`--repeats` takes so many rounds instead of as many as fit in the time; `--profile` leaves a trace
+of one more round of each part (TensorBoard, Perfetto).
 `--write_docs` measures nothing: it fills the marked tables of a page from B.json.
 
 B.json: {"schema": 1, "device", "versions", "commit", "precision", "seconds", "small", "parts":
