@@ -67,7 +67,9 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
             raise UserError(
                 f"got the argument {rest[1]!r}, expected only flags such as --stage=all"
             )
-        if FLAGS.config is None or FLAGS.workdir is None:
+        if FLAGS.config is None and any(arg.startswith("--config=") for arg in argv):
+            raise UserError("get_config of the file --config returned None, expected settings")
+        if FLAGS.config is None or not FLAGS.workdir:
             raise UserError("--config=configs/X.py and --workdir=DIR are both needed")
         config = from_dict(FLAGS.config.to_dict())
     return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
@@ -200,6 +202,20 @@ def judge(
     say(f"report: {path}")
 
 
+@contextlib.contextmanager
+def sigterm_is_told() -> Iterator[None]:
+    """End with a line at SIGTERM, as at Ctrl-C, wherever no training takes it to save first."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Interrupted(signum, "stopped; the same command goes on")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def complain(error: object) -> None:
     """Print what is wrong; a process of several says which one it is."""
     index = devices.process()
@@ -212,7 +228,8 @@ def main(argv: list[str]) -> int:
         print(__doc__, FLAGS.main_module_help(), sep="\n")
         return 0
     try:
-        run(*parse(argv))
+        with sigterm_is_told():
+            run(*parse(argv))
     except UserError as error:
         complain(error)
         return 2

@@ -301,6 +301,8 @@ def _sample_distinct(key: Array, num: int, upper: Array) -> Array:
     Floyd's algorithm: for j = upper - num ... upper - 1 take t uniform in {0, ..., j}, or j where t
     has been taken.
     """
+    if num == 0:  # nothing to index below
+        return jnp.zeros((0,), jnp.int32)
     last = upper - num + jnp.arange(num)
     drawn = jax.random.randint(key, (num,), 0, last + 1)
 

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 
 import numpy as np
 import programs
@@ -182,6 +183,17 @@ def test_a_broken_product_after_training_is_made_again_and_fits(copy):
     lines = programs.succeed(copy, "--stage=train", call=programs.run_here)
     assert said(lines, f"{copy / 'tasks.npz'} is broken and will be made again")
     assert said(lines, "embed: pca") and said(lines, "train: reuses 40 steps")
+
+
+def test_sigterm_outside_a_training_ends_with_a_line(copy, monkeypatch):
+    def killed(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(programs.program(), "run", killed)
+    before = signal.getsignal(signal.SIGTERM)
+    code, out, _ = programs.run_here(copy)
+    assert code == 128 + signal.SIGTERM and out == "stopped; the same command goes on\n"
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # Workdirs that cannot be used.
