@@ -1,4 +1,4 @@
-"""The whole method on generated handwriting: no download, about 3 minutes on 2 CPU cores.
+"""The whole method on generated handwriting: no download, 2 to 3 minutes on 2 CPU cores.
 
     python experiments/run.py --config=configs/quickstart.py --workdir=runs/quickstart
 
