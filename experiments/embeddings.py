@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from meml_jax.embeddings import get_fit
 from meml_jax.files import write_atomic
 from meml_jax.metrics import Progress
 from meml_jax.settings import override
-from meml_jax.training import Interrupted
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import open_workdir
 
@@ -126,19 +124,13 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__, flags.FLAGS.main_module_help(), sep="\n")
         return 0
-    try:
+
+    def work() -> int:
         config, workdir, _ = run.parse(argv)
         compare(config, workdir, flags.FLAGS.rows)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as stop:
-        run.say(str(stop))
-        return 128 + stop.signum
-    except KeyboardInterrupt:
-        run.say("stopped; the same command goes on")
-        return 128 + signal.SIGINT
-    return 0
+        return 0
+
+    return run.exit_code(work)
 
 
 if __name__ == "__main__":

@@ -222,14 +222,11 @@ def complain(error: object) -> None:
     print(f"error: {f'process {index}: ' * bool(index)}{error}", file=sys.stderr, flush=True)
 
 
-def main(argv: list[str]) -> int:
-    """Run and turn what a user can put right into one line and exit code 2."""
-    if {"--help", "-h"} & set(argv[1:]):
-        print(__doc__, FLAGS.main_module_help(), sep="\n")
-        return 0
+def exit_code(work: Callable[[], int]) -> int:
+    """Do a program's work, and turn a stop, and what a user can put right, into one line."""
     try:
         with sigterm_is_told():
-            run(*parse(argv))
+            return work()
     except UserError as error:
         complain(error)
         return 2
@@ -244,7 +241,19 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         say("stopped; the same command goes on")
         return 128 + signal.SIGINT
-    return 0
+
+
+def main(argv: list[str]) -> int:
+    """Run; the exit code is 2 where the user can put something right."""
+    if {"--help", "-h"} & set(argv[1:]):
+        print(__doc__, FLAGS.main_module_help(), sep="\n")
+        return 0
+
+    def work() -> int:
+        run(*parse(argv))
+        return 0
+
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import functools
 import gc
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +34,6 @@ from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import write_atomic
 from meml_jax.settings import flatten, from_dict
-from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -198,22 +196,16 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & set(argv[1:]):
         print(__doc__, FLAGS.get_help(), sep="\n")
         return 0
-    try:
+
+    def work() -> int:
         table, runs = parse(argv)
         failed = [] if FLAGS.report_only else do_all(table, runs)
         write_report(table)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as stop:
-        run.say(str(stop))
-        return 128 + stop.signum
-    except KeyboardInterrupt:
-        run.say("stopped; the same command goes on")
-        return 128 + signal.SIGINT
-    for message in failed:
-        print(f"failed: {message}", file=sys.stderr)
-    return 1 if failed else 0
+        for message in failed:
+            print(f"failed: {message}", file=sys.stderr)
+        return 1 if failed else 0
+
+    return run.exit_code(work)
 
 
 if __name__ == "__main__":
