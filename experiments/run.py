@@ -87,7 +87,7 @@ def user_errors() -> Iterator[None]:
     except Exception as error:  # a config file is a program, which may raise about anything
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         place, reason = f"{frame.f_code.co_filename}, line {line}", _reason(error)
-        if isinstance(error, SyntaxError):  # raised where the file is read
+        if isinstance(error, SyntaxError) and error.filename:  # raised where the file is read
             place, reason = f"{error.filename}, line {error.lineno}", error.msg
         raise UserError(f"{place}: {type(error).__name__}: {reason}") from None
 

@@ -42,10 +42,10 @@ def before_loading(config: Config) -> None:
     """
     values = flatten(config)
     for field, least in LEAST.items():
-        if not least <= values[field] < np.inf:
+        if values[field] < least:
             raise UserError(f"{field}={values[field]}, expected at least {least}")
     for field in POSITIVE:
-        if not 0 < values[field] < np.inf:
+        if values[field] <= 0:
             raise UserError(f"{field}={values[field]}, expected above 0")
     if config.seed + config.seeds > 2**32:
         raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meml_jax import heads, meta_test, meta_train, trajectories
+from meml_jax import environment, heads, meta_test, meta_train, trajectories
 from meml_jax.config import Config, TestConfig
 from meml_jax.files import write_json
 from meml_jax.keys import key_for
@@ -150,7 +150,8 @@ def evaluate(
       say: prints a line a point.
 
     Returns:
-      {'NAME/POINT': point}; a point has `seconds` beside what its evaluator returns.
+      {'NAME/POINT': point}; a point has `seconds`, `commit` and `device` beside what its evaluator
+      returns.
     """
     points: dict[str, Any] = {}
     wanted = {name: fingerprint(name) for name in evaluators}
@@ -161,12 +162,13 @@ def evaluate(
             for key, point in stored["points"].items()
             if stored["fingerprints"].get(key.split("/")[0]) == wanted.get(key.split("/")[0])
         }
+    made = {"commit": environment.commit(), "device": environment.device_name()}
     todo = [(name, n) for name in evaluators for n in at if f"{name}/{n}" not in points]
     if points:
         say(f"test: reuses {len(points)} finished points of {path}")
     for done, (name, n) in enumerate(todo, start=1):
         start = time.monotonic()
-        point = evaluators[name](n) | {"seconds": time.monotonic() - start}
+        point = evaluators[name](n) | {"seconds": time.monotonic() - start} | made
         points[f"{name}/{n}"] = point
         write_json(path, {"fingerprints": wanted, "points": points})
         say(

@@ -47,6 +47,11 @@ def collect(
     def curve(head: str) -> dict[str, Any]:
         return {"protocol": protocol, "head": head, "points": list(curves[head])}
 
+    def made(name: str) -> str:
+        """List what the points were made with, each once: a run may go on after a change."""
+        points = (point for head in curves for point in curves[head])
+        return "; ".join(dict.fromkeys(str(point.get(name) or "not known") for point in points))
+
     first, *others = curves
     return {
         "schema": SCHEMA,
@@ -60,9 +65,9 @@ def collect(
         "preset": config.preset,
         "departures": departures(config),
         "seed": config.seed,
-        "device": environment.device_name(),
+        "device": made("device"),
         "versions": environment.versions(),
-        "commit": environment.commit(),
+        "commit": made("commit"),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import typing
 from typing import Any
 
@@ -189,6 +190,8 @@ def _checked(value: Any, hint: Any, path: str) -> Any:
             value = _words(value) if item is str else value
             return tuple(_checked(v, item, f"{path}[{i}]") for i, v in enumerate(value))
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise UserError(f"config field {path!r} is {value}, expected a finite number")
             return float(value)
         if kind in (int, str, bool) and type(value) is kind:
             return value
