@@ -131,7 +131,7 @@ def finished(name, **fields):
         done = folder / f"{name}.done"
         if not done.exists():
             shutil.rmtree(folder / name, ignore_errors=True)
-            done.write_text("\n".join(succeed(folder / name, **fields)))
+            done.write_text("\n".join(succeed(folder / name, call=run_here, **fields)))
     return folder / name
 
 

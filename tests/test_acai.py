@@ -190,6 +190,7 @@ def trained(glyphs, tmp_path_factory):
     return folder, encode, info
 
 
+@pytest.mark.slow
 def test_training_reconstructs_and_interpolates(glyphs, trained):
     folder, encode, info = trained
     assert set(info) == {*acai.METRICS, "seconds"}

@@ -137,6 +137,7 @@ def test_large_clusters_give_the_tasks_of_n_images():
         assert_same(ours, getattr(plain, name))
 
 
+@pytest.mark.slow
 def test_views_follow_the_key_and_leave_images_alone():
     _, drawn, _ = augmented(SIZES, count=5)
     images = jnp.asarray(np.random.default_rng(1).integers(0, 256, (55, 8, 8, 1)), jnp.uint8)

@@ -148,6 +148,7 @@ def test_negative_zero_is_zero():
         cluster(points, 3)
 
 
+@pytest.mark.slow
 def test_labels_do_not_depend_on_the_number_of_threads():
     code = (
         "import numpy as np, hashlib; from meml_jax import clustering, config\n"

@@ -80,6 +80,7 @@ def test_nt_xent_of_equal_and_of_orthogonal_projections():
     assert np.isfinite(gradient(jnp.zeros((4, 4)))).all()  # a dead projection has no length
 
 
+@pytest.mark.slow
 def test_training_finds_the_classes_of_unlabelled_drawings(glyphs, trained):
     images, labels = glyphs
     config = settings()
@@ -120,6 +121,7 @@ def test_encode_is_invariant_to_order_and_chunks(glyphs, monkeypatch):
     np.testing.assert_allclose(encoder()(images), whole, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_resumed_is_uninterrupted_bit_for_bit(glyphs, tmp_path, monkeypatch):
     images, _ = glyphs
     config = settings(checkpoint_every=20)
@@ -232,6 +234,7 @@ def test_a_loss_that_is_not_finite_stops(glyphs, tmp_path):
         fit(glyphs[0], settings(learning_rate=1e30), tmp_path)
 
 
+@pytest.mark.slow
 def test_photographs(glyphs):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, size=(20, 30, 30, 3)).astype(np.uint8)
@@ -239,6 +242,7 @@ def test_photographs(glyphs):
     assert encode(images).shape == (20, 4) and np.isfinite(info["loss"])
 
 
+@pytest.mark.slow
 def test_every_fit_takes_the_same_arguments(glyphs, tmp_path):
     for name in ("pca", "pixels", "contrastive"):
         config = dataclasses.replace(settings(), name=name, dim=4)

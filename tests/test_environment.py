@@ -45,6 +45,7 @@ def events():
     jax.monitoring.unregister_event_listener(listen)
 
 
+@pytest.mark.slow
 def test_loaded_programs_give_the_same_bit_for_bit(tmp_path, no_cache, events):
     net = tiny.network("meml")
     arguments = tiny.parameters(net), tiny.tasks()

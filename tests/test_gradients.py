@@ -133,7 +133,9 @@ def loss_by_hand(params, tasks, *, network, learner, tx):
     return losses.cross_entropy(logits, label, mask)
 
 
-@pytest.mark.parametrize("name", ["oml", "meml", "meml_released", "meml_mean"])
+@pytest.mark.parametrize(
+    "name", tiny.mostly_slow(["oml", "meml", "meml_released", "meml_mean"], "meml")
+)
 def test_is_second_order(name, x64):
     net, params, tasks = make(name, PAPER, True)
     learner = LEARNERS[name]
@@ -198,7 +200,14 @@ def test_rematerialised_steps_give_the_same_gradient(x64):
     tiny.assert_close(remat, plain, 1e-12)
 
 
-@pytest.mark.parametrize("name, dense", [("oml", True), ("meml", False), ("meml_released", True)])
+@pytest.mark.parametrize(
+    "name, dense",
+    [
+        ("oml", True),
+        pytest.param("meml", False, marks=pytest.mark.slow),
+        pytest.param("meml_released", True, marks=pytest.mark.slow),
+    ],
+)
 def test_hoisted_equals_reencoded(name, dense, x64):
     net, params, tasks = make(name, PAPER, dense, support=3, query=4)
     learner = LEARNERS[name]

@@ -98,7 +98,7 @@ def problem(
     return call, init(jax.random.key(0)), (*data, jax.random.key(1)), bounds
 
 
-@pytest.mark.parametrize("name", sorted(LEARNERS))
+@pytest.mark.parametrize("name", tiny.mostly_slow(sorted(LEARNERS), "meml", "oml"))
 def test_padded_equals_unpadded(name):
     net = tiny.network(name)
     params = tiny.parameters(net)
@@ -126,6 +126,7 @@ def test_a_meta_batch_is_the_mean_of_its_tasks():
     assert_close(whole, jax.tree.map(lambda *x: sum(x) / 3, *parts))
 
 
+@pytest.mark.slow
 def test_gamma_weights_the_meta_loss_or_the_inner_losses():
     net = tiny.network("meml")
     params = tiny.parameters(net)
@@ -139,6 +140,7 @@ def test_gamma_weights_the_meta_loss_or_the_inner_losses():
     assert not np.allclose(inner["cln"]["hidden"]["kernel"], one["cln"]["hidden"]["kernel"])
 
 
+@pytest.mark.slow
 def test_one_trace_a_bucket_whatever_the_sizes():
     counter = []
     call, state, data, bounds = problem(counter=counter, num_buckets=2)
@@ -187,6 +189,7 @@ def inside(jaxpr):
     return [each for equation in jaxpr.eqns for each in jaxprs_in_params(equation.params)]
 
 
+@pytest.mark.slow
 def test_no_array_becomes_float64_where_that_exists(x64):
     """Scalars may: optax corrects Adam's bias so."""
     call, state, data, _ = problem(meta_batch=2, num_buckets=2)
@@ -221,9 +224,8 @@ def test_no_retrace_over_two_thousand_tasks_of_glyphs():
     assert len(counter) == traced and call._cache_size() == 1
 
 
-@pytest.mark.parametrize(
-    "compute_dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
 def test_the_loss_falls(compute_dtype):
     # Many clusters: a row is drawn anew in every step, which few classes do not recover from.
     sizes = np.full(100, 9)

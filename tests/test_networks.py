@@ -181,6 +181,7 @@ def dot_dtypes(text):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["meml", "oml_film"])
 def test_bfloat16_is_for_the_arithmetic_of_the_convolutions_only(name):
     exact, rounded = (

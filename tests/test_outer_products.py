@@ -42,9 +42,9 @@ def both(monkeypatch, function, *args):
     "name, relu, weight_on, options",
     [
         ("oml", True, "inner", {}),
-        ("oml", False, "meta", {"steps": 2, "remat": True}),
         ("oml", True, "meta", {"first_order": True}),
-        ("oml_single", True, "meta", {"steps": 3}),
+        pytest.param("oml", False, "meta", {"steps": 2, "remat": True}, marks=pytest.mark.slow),
+        pytest.param("oml_single", True, "meta", {"steps": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_loss_metrics_and_gradient_equal_the_plain_ones(

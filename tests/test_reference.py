@@ -37,7 +37,7 @@ META_TRAIN = (
     "meta_small_oml_f64",
     "meta_small_oml_balance_f64",
     "meta_small_oml_3steps_f64",
-    "meta_small_imagenet_attention_f32",
+    pytest.param("meta_small_imagenet_attention_f32", marks=pytest.mark.slow),
 )
 OUTER = meta_train.outer_optimizer(OuterConfig())
 SUPPORT = 5  # rows that support sets are padded to, so that traces share one compiled function

@@ -46,6 +46,9 @@ def inclusion_p_value(insert, *, length: int, capacity: int) -> float:
     return float(scipy.stats.chi2.sf(statistic, length - 1))
 
 
+LONG_STREAM = pytest.param(3000, 500, marks=pytest.mark.slow)
+
+
 def window_rule(key, reservoir, item):
     """The released code's rule: any of the slots, whatever the number of items seen."""
     capacity = reservoir.slots.shape[0]
@@ -55,12 +58,12 @@ def window_rule(key, reservoir, item):
 
 
 # The short stream sees an error of one in the number of items, which long ones hide in their noise.
-@pytest.mark.parametrize("length, capacity", [(3000, 500), (150, 10), (12, 4)])
+@pytest.mark.parametrize("length, capacity", [LONG_STREAM, (150, 10), (12, 4)])
 def test_inclusion_is_uniform(length, capacity):
     assert inclusion_p_value(rehearsal.insert, length=length, capacity=capacity) > 1e-3
 
 
-@pytest.mark.parametrize("length, capacity", [(3000, 500), (150, 10)])
+@pytest.mark.parametrize("length, capacity", [LONG_STREAM, (150, 10)])
 def test_the_released_rule_is_not_uniform(length, capacity):
     assert inclusion_p_value(window_rule, length=length, capacity=capacity) < 1e-6
 
@@ -167,6 +170,7 @@ def test_a_coreset_larger_than_all_that_was_seen_is_all_that_was_seen():
     assert sorted(map(tuple, stored.tolist())) == expected
 
 
+@pytest.mark.slow
 def test_the_query_of_a_step_is_all_that_was_seen_before():
     """The second step by hand, its query rows being all images of the first step's clusters."""
     call, fresh, data, sampler = problem(coreset_size=80, coreset_batch=80)
@@ -194,6 +198,7 @@ def test_the_query_of_a_step_is_all_that_was_seen_before():
     assert_close(after, expected, 1e-4)
 
 
+@pytest.mark.slow
 def test_the_first_step_has_nothing_to_replay_and_learns_nothing():
     call, fresh, data, _ = problem(coreset_size=400, coreset_batch=9)
     state, history = call(fresh(), jnp.int32(2), *data)
@@ -204,6 +209,7 @@ def test_the_first_step_has_nothing_to_replay_and_learns_nothing():
     assert not np.array_equal(state.params["fen"]["kernel"], fresh().params["fen"]["kernel"])
 
 
+@pytest.mark.slow
 def test_views_of_images_are_not_stored():
     settings = {"balance": "augment", "balance_size": 10}
     call, fresh, data, _ = problem(coreset_size=400, coreset_batch=6, **settings)

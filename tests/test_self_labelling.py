@@ -175,6 +175,7 @@ def test_training_teaches_the_pseudo_labels(trained, name):
     assert info["seconds"] > 0 and 1 < info["clusters"] <= 7
 
 
+@pytest.mark.slow
 def test_each_rule_labels_by_its_own_law(trained):
     tables = {n: saved(trained(n)[0], settings(n)).params["clusters"] for n in self_labelling.RULES}
     for table in tables.values():
@@ -249,6 +250,7 @@ def test_features_of_all_images_are_those_of_each(images, trained, monkeypatch, 
     np.testing.assert_allclose(together, one_by_one, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "every", "last"), [("deepcluster", 20, 40), ("deepcluster", 30, 30), ("sela", 30, 30)]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from meml_jax.config import NetworkConfig
 from meml_jax.learners import LEARNERS, Learner
@@ -14,6 +15,11 @@ from meml_jax.types import Batch, Task
 IMAGE = (3, 3, 1)  # what the dense encoder reads
 CONV_IMAGE = (27, 27, 1)  # the smallest that the FEN reads
 CLASSES = 5
+
+
+def mostly_slow(values, *fast):
+    """Parameters of a test, of which the default run of the tests takes those in `fast` only."""
+    return [v if v in fast else pytest.param(v, marks=pytest.mark.slow) for v in values]
 
 
 def learner_of(name) -> Learner:
