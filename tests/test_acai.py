@@ -212,6 +212,7 @@ def test_training_reconstructs_and_interpolates(glyphs, trained):
     np.testing.assert_allclose(z[0], codes[0].ravel(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_encode_is_invariant_to_order_and_number(glyphs, trained):
     encode = trained[1]
     whole = encode(glyphs)
@@ -228,6 +229,7 @@ def saved(folder, config):
         return checkpoints.restore(manager, template)[0]
 
 
+@pytest.mark.slow
 def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(glyphs, trained, tmp_path):
     whole, encode, _ = trained
     config = settings(checkpoint_every=60)
@@ -246,6 +248,7 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(glyphs, trained, t
     np.testing.assert_array_equal(again(glyphs), encode(glyphs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"critic_weight": 0.1}, {"critic_mix": 0.0}, {"width": 3}, {"steps": 30}]
 )

@@ -150,6 +150,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(glyphs, tmp_path, monkeypatch):
     assert same_info == info
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_and_saves(glyphs, tmp_path, kind):
     images, _ = glyphs

@@ -30,23 +30,27 @@ VARIANTS = {
 }
 CASES = [
     pytest.param(
-        name, VARIANTS[variant], dense, id=f"{name}-{variant}-{'dense' if dense else 'fen'}"
+        name,
+        VARIANTS[variant],
+        dense,
+        id=f"{name}-{variant}-{'dense' if dense else 'fen'}",
+        marks=[pytest.mark.slow] if slow else [],
     )
-    for name, variant, dense in [
-        ("oml", "paper", True),
-        ("oml", "released", False),
-        ("oml_single", "paper", True),
-        ("meml", "paper", True),
-        ("meml", "paper", False),
-        ("meml", "released", True),
-        ("meml", "relu_linear", True),
-        ("meml", "preactivation_relu", True),
-        ("meml_released", "paper", True),
-        ("meml_released", "released", True),
-        ("meml_mean", "paper", True),
-        ("meml_mean", "released", True),
-        ("anil", "paper", True),
-        ("oml_film", "paper", True),
+    for name, variant, dense, slow in [
+        ("oml", "paper", True, False),
+        ("oml", "released", False, True),
+        ("oml_single", "paper", True, False),
+        ("meml", "paper", True, False),
+        ("meml", "paper", False, False),
+        ("meml", "released", True, False),
+        ("meml", "relu_linear", True, True),
+        ("meml", "preactivation_relu", True, True),
+        ("meml_released", "paper", True, True),
+        ("meml_released", "released", True, False),
+        ("meml_mean", "paper", True, True),
+        ("meml_mean", "released", True, False),
+        ("anil", "paper", True, False),
+        ("oml_film", "paper", True, False),
     ]
 ]
 EPISODES = [

@@ -186,6 +186,7 @@ def test_each_rule_labels_by_its_own_law(trained):
     assert np.ptp(tables["deepcluster"].size) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", self_labelling.RULES)
 def test_a_round_begins_with_labels_and_deepclusters_with_a_new_head(images, trained, name):
     rule, config = self_labelling.RULES[name], settings(name)
@@ -205,6 +206,7 @@ def test_a_round_begins_with_labels_and_deepclusters_with_a_new_head(images, tra
     assert after.params["clusters"].size.sum() == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", self_labelling.RULES)
 def test_encode_treats_each_image_by_itself(images, trained, name):
     encode, _ = trained(name)[1]
@@ -238,6 +240,7 @@ def test_features_of_training_do_depend_on_companions(images, trained):
     assert (drawn != 0).any()  # running averages have left their start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 60])
 def test_features_of_all_images_are_those_of_each(images, trained, monkeypatch, count):
     params = saved(trained("deepcluster")[0], settings()).params
@@ -278,6 +281,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(images, trained, tmp_path, name, e
     assert info | {"seconds": 0} == whole_info | {"seconds": 0}
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_reused_and_belongs_to_its_settings(images, trained):
     folder, (encode, info) = trained("deepcluster")
     lines = []
