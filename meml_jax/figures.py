@@ -17,6 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from meml_jax.attention import AttendedCluster
+from meml_jax.feature_maps import MappedImage
 from meml_jax.files import write_atomic
 from meml_jax.report import series_name
 
@@ -125,6 +126,42 @@ def cluster_grid(
         bar.ax.set_yticks(np.exp2(powers), [f"{2**p}" if p >= 0 else f"1/{2**-p}" for p in powers])
         bar.set_label("attention weight\nrelative to 1/n")
         save(figure, path)
+
+
+def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str]) -> None:
+    """Draw images beside the maps of each convolution, which has one scale for all images.
+
+    Args:
+      rows: one image a row.
+      path: PNG to write.
+    """
+    columns = 1 + len(rows[0].maps)
+    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
+        size = (1.05 * columns + 1.4, 1.05 * len(rows) + 0.9)
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(rows), columns, squeeze=False)
+        highest = [max(float(row.maps[i].max()) for row in rows) for i in range(columns - 1)]
+        for (first, *others), row in zip(axes, rows, strict=True):
+            image = row.image[..., 0] if row.image.shape[-1] == 1 else row.image
+            first.imshow(image, cmap="gray", vmin=0, vmax=255)
+            first.set_ylabel(row.name, rotation=0, ha="right", va="center", fontsize=8)
+            for ax, values, top in zip(others, row.maps, highest, strict=True):
+                ax.imshow(values, cmap="viridis", vmin=0, vmax=top or 1)
+        for ax, title in zip(axes[0], ["image", *_layers(rows[0].maps)], strict=True):
+            ax.set_title(title, fontsize=8)
+        for ax in axes.flat:
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+        figure.suptitle(
+            "mean of the channels after each convolution, dark 0, bright the column's highest;\n"
+            "images of the highest and lowest attention weight in clusters of so many images",
+            fontsize=9,
+        )
+        save(figure, path)
+
+
+def _layers(maps: Sequence[np.ndarray]) -> list[str]:
+    return [f"conv {i + 1}\n{h} x {w}" for i, (h, w) in enumerate(m.shape for m in maps)]
 
 
 def cluster_sizes(

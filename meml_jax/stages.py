@@ -27,6 +27,7 @@ from meml_jax import (
     devices,
     embedding_report,
     embeddings,
+    feature_maps,
     feed,
     few_shot,
     figures,
@@ -305,11 +306,13 @@ def write_report(
         options=config.inner,
     )
     figures.cluster_grid(attended, folder / "clusters.png")
+    mapped = feature_maps.of_clusters(params, attended, channels=config.network.channels)
+    figures.feature_maps(mapped, folder / "feature_maps.png")
     figures.cluster_sizes(
         clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
     )
     figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
-    names = [*curve, "clusters", "cluster_sizes", "training"]
+    names = [*curve, "clusters", "feature_maps", "cluster_sizes", "training"]
     if z is not None:
         names += embedding_report.write(config, dataset, z, clusters, workdir)
     text = report.render(found, figures=[f"figures/{name}.png" for name in names])

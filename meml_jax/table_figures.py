@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from meml_jax import figures
 from meml_jax.comparison import At, Line, columns
@@ -57,6 +58,43 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             theirs.legend(list(handles.values()), names, **place)
         figure.suptitle(f"{title}: ours with 95 % interval, and the paper's", fontsize=11)
         figures.save(figure, path)
+
+
+def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> bool:
+    """Draw the accuracy at most classes against the seconds of training, if two rows have both.
+
+    Args:
+      lines: of `comparison.make_lines`, of one part.
+      path: PNG to write.
+      title: of the figure.
+
+    Returns:
+      Whether there was anything to draw.
+    """
+    at = columns(lines)[-1:]
+    measured = [x for x in lines if x.kind != "baseline" and x.named and set(at) & set(x.cells)]
+    rows = list(dict.fromkeys(line.row for line in measured))
+    if len(rows) < 2:
+        return False
+    with matplotlib.rc_context(figures.STYLE):
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        ax = figure.subplots()
+        for line in measured:
+            cell, trained = line.cells[at[0]], [r["meta_train"] for r in line.results]
+            seconds = float(np.mean([one["seconds"] for one in trained]))
+            look = _look(rows.index(line.row)) | {"capsize": 2, "elinewidth": 1, "ls": "none"}
+            half = 100 * cell.ci95
+            ax.errorbar(seconds, 100 * cell.accuracy, half, label=line.title, **look)
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,.0f}"))
+        ax.tick_params(axis="x", which="both", labelsize=8)
+        ax.set(xlabel="seconds of meta-training", ylim=(0, None))
+        ax.set_ylabel(f"test accuracy at {label(at[0])} (%)")
+        ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+        figure.suptitle(f"{title}: cost and accuracy, with 95 % interval", fontsize=11)
+        figures.save(figure, path)
+    return True
 
 
 def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:

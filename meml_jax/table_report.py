@@ -72,6 +72,9 @@ def write(
             title = f"{table.title}{f', {part}' if part else ''}"
             table_figures.draw(here, folder / name, title=title)
             figures[name] = title
+            cost = name.replace(".png", "_cost.png")
+            if table_figures.draw_cost(here, folder / cost, title=title):
+                figures[cost] = f"{title}: cost and accuracy"
     sheets = make_sheets(table, lines)
     body = [_markdown(sheet, level=2) for sheet in sheets]
     images = [f"![{title}]({name})" for name, title in figures.items()]

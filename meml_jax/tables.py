@@ -52,12 +52,14 @@ class Row:
       presets: of the table's config file, separated by commas.
       values: further settings.
       part: heading under which the line stands, where a table has several parts.
+      config: file in configs/ that the row starts from; the table's if empty.
     """
 
     lines: Mapping[str, str]
     presets: str = ""
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     part: str = ""
+    config: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Table:
 
     Attributes:
       title: of the report.
-      config: file in configs/ that all rows start from.
+      config: file in configs/ that rows start from.
       rows: by name, which is also the name of the row's folder.
       smoke: what the budget `smoke` sets here, beside `SMOKE`.
       note: a sentence for the report.
@@ -118,7 +120,7 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     Args:
       table: the table.
       name: of one of its rows.
-      root: folder that `table.config` starts from.
+      root: folder that the config files' paths start from.
       choice: the user's.
       seed: of the run.
 
@@ -129,7 +131,7 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
         raise UserError(f"--rows has {name!r}, expected some of {', '.join(table.rows)}")
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
-    config = from_dict(_module(root / table.config).get_config(presets).to_dict())
+    config = from_dict(_module(root / (row.config or table.config)).get_config(presets).to_dict())
     budget = {**BUDGETS[choice.budget], **(table.smoke if choice.budget == "smoke" else {})}
     # The row comes last: what tells it from the other rows holds in every budget.
     config = override(config, {**budget, **row.values, "seed": seed})
