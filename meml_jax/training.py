@@ -22,8 +22,11 @@ from meml_jax.types import Array, TrainState, UserError
 DEAD_SPREAD = 1e-6  # logits that differ less than this between images no longer depend on the image
 
 
-class Interrupted(Exception):
-    """SIGINT or SIGTERM came; the state has been saved.
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM came; a training has saved its state.
+
+    No Exception, as KeyboardInterrupt is none: what turns the many errors of a library into a
+    message of its own must not take a stop for a damaged file.
 
     Attributes:
       signum: the signal.
