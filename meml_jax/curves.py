@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 
 from meml_jax import environment, heads, meta_test, meta_train, trajectories
 from meml_jax.config import Config, TestConfig
-from meml_jax.files import write_json
+from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, after_stem, make_network
@@ -145,7 +144,8 @@ def evaluate(
     Args:
       evaluators: by name.
       at: points of each curve: numbers of classes, or (ways, shots).
-      path: JSON file that gets each point when it is done; those of another fingerprint go.
+      path: JSON file that gets each point when it is done; of the curves asked for, those of
+        another fingerprint go; those of other curves stay.
       fingerprint: of the settings and of what is evaluated, by the curve's name.
       say: prints a line a point.
 
@@ -154,30 +154,32 @@ def evaluate(
       returns.
     """
     points: dict[str, Any] = {}
-    wanted = {name: fingerprint(name) for name in evaluators}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        stored = json.loads(path.read_text())
-        points = {
-            key: point
-            for key, point in stored["points"].items()
-            if stored["fingerprints"].get(key.split("/")[0]) == wanted.get(key.split("/")[0])
-        }
+    fingerprints = wanted = {name: fingerprint(name) for name in evaluators}
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # no such file, or another one
+        stored = read_json(path)
+        before, kept = stored["fingerprints"], {}
+        for key, point in stored["points"].items():
+            name = key.split("/")[0]
+            if before[name] == wanted.get(name, before[name]):
+                kept[key] = point
+        fingerprints, points = before | wanted, kept
     made = {"commit": environment.commit(), "device": environment.device_name()}
-    todo = [(name, n) for name in evaluators for n in at if f"{name}/{n}" not in points]
-    if points:
-        say(f"test: reuses {len(points)} finished points of {path}")
+    every = [(name, n) for name in evaluators for n in at]
+    todo = [(name, n) for name, n in every if f"{name}/{n}" not in points]
+    if len(todo) < len(every):
+        say(f"test: reuses {len(every) - len(todo)} finished points of {path}")
     for done, (name, n) in enumerate(todo, start=1):
         start = time.monotonic()
         point = evaluators[name](n) | {"seconds": time.monotonic() - start} | made
         points[f"{name}/{n}"] = point
-        write_json(path, {"fingerprints": wanted, "points": points})
+        write_json(path, {"fingerprints": fingerprints, "points": points})
         say(
             f"test {done}/{len(todo)}: {name}, {_where(n)}: {100 * point['accuracy']:.1f} ± "
             f"{100 * point['ci95']:.1f} %"
             + (f", rate {point['learning_rate']:g}" if point["learning_rate"] else "")
             + f", {point['seconds']:.1f} s"
         )
-    return points
+    return {f"{name}/{n}": points[f"{name}/{n}"] for name, n in every}
 
 
 def validation(

@@ -127,6 +127,14 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_atomic(path, json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file, or None where it is missing or broken."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def _plain(value: Any, where: str) -> Any:
     """Turn `value` into what JSON knows, refusing numbers that it does not know."""
     if isinstance(value, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meml_jax import environment
@@ -12,6 +12,12 @@ from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
 
 SCHEMA = 1
+
+
+def each_once(values: Iterable[str | None]) -> str:
+    """List what results were made with, each once: a run may go on after a change."""
+    parts = (part for value in values for part in (value or "not known").split("; "))
+    return "; ".join(dict.fromkeys(parts))
 
 
 def collect(
@@ -47,11 +53,7 @@ def collect(
     def curve(head: str) -> dict[str, Any]:
         return {"protocol": protocol, "head": head, "points": list(curves[head])}
 
-    def made(name: str) -> str:
-        """List what the points were made with, each once: a run may go on after a change."""
-        points = (point for head in curves for point in curves[head])
-        return "; ".join(dict.fromkeys(str(point.get(name) or "not known") for point in points))
-
+    points = [point for head in curves for point in curves[head]]
     first, *others = curves
     return {
         "schema": SCHEMA,
@@ -65,9 +67,9 @@ def collect(
         "preset": config.preset,
         "departures": departures(config),
         "seed": config.seed,
-        "device": made("device"),
+        "device": each_once(point.get("device") for point in points),
         "versions": environment.versions(),
-        "commit": made("commit"),
+        "commit": each_once(point.get("commit") for point in points),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,

@@ -12,7 +12,8 @@ import numpy as np
 
 from meml_jax import curves, figures, meta_test, paper, report
 from meml_jax.config import Config
-from meml_jax.files import write_atomic, write_json
+from meml_jax.files import read_json, write_atomic, write_json
+from meml_jax.results import each_once
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
 
@@ -52,10 +53,7 @@ def check(config: Config, workdir: Path) -> None:
 
 def finished(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any] | None:
     """Return the results of a run whose every stage is done with this config and these images."""
-    try:
-        found = json.loads((folder / "results.json").read_text())
-    except (OSError, ValueError):
-        return None
+    found = read_json(folder / "results.json") or {}
     wanted = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
         "points_version": curves.VERSION,
@@ -99,6 +97,8 @@ def combine(found: Sequence[Mapping[str, Any]], config: Config) -> dict[str, Any
     return {name: value for name, value in first.items() if name not in varying} | {
         "seed": config.seed,
         "seeds": [one["seed"] for one in found],
+        "device": each_once(one.get("device") for one in found),
+        "commit": each_once(one.get("commit") for one in found),
         "meta_test": curve([one["meta_test"] for one in found]),
         "comparisons": [curve(series) for series in others],
         "each": [{name: one[name] for name in differing} for one in found],
@@ -143,6 +143,7 @@ def write_report(config: Config, dataset: Dataset, workdir: Path) -> Path:
             raise UserError(f"{folder} is not finished; the same command goes on with it")
         parts.append(results)
     found = combine(parts, config)
+    (workdir / "report.md").unlink(missing_ok=True)  # it is on the results before these
     write_json(workdir / "results.json", found)
     names = []
     if not config.episodes.ways:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from meml_jax import rounds
 from meml_jax.config import Config
-from meml_jax.files import writing
+from meml_jax.files import read_json, writing
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 from meml_jax.workdir import TRAINING, fingerprint
@@ -101,9 +99,9 @@ def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | Non
         if other == workdir or not _there(stage, config, other):
             continue
         # A training has ended once it was tested; its config may since have got more steps.
-        found = [_read(path)]
+        found = [read_json(path)]
         if stage == "train":
-            found += [(_read(other / "results.json") or {}).get("config")]
+            found += [(read_json(other / "results.json") or {}).get("config")]
         with contextlib.suppress(UserError):
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other
@@ -169,11 +167,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> Any:
-    """Read JSON, or None where it is missing or broken."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -131,8 +131,8 @@ class Dataset:
       train: unlabelled for the method; its labels serve oracles and reports only.
       validation: classes on which the meta-test learning rate is chosen.
       test: classes that are reported.
-      content_hash: hexadecimal digest of all images, labels and ids of the set trained on; it does
-        not change with the set for the test, so one training can be tested on several.
+      content_hash: hexadecimal digest of all images, labels, ids and embeddings of the set trained
+        on; it does not change with the set for the test, so one training can be tested on several.
       test_hash: digest of the test part where that is another set, else None.
       note: says how much of a published set there is; empty where it is whole.
     """

@@ -33,7 +33,7 @@ def test_points_of_the_sgd_head_depend_on_its_search():
 
 
 def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_path):
-    calls = []
+    calls, lines = [], []
 
     def evaluator(name):
         def evaluate(n):
@@ -44,12 +44,13 @@ def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_pat
 
     def run(fingerprints, at):
         calls.clear()
+        lines.clear()
         points = curves.evaluate(
             {name: evaluator(name) for name in fingerprints},
             at,
             path=tmp_path / "points.json",
             fingerprint=fingerprints.__getitem__,
-            say=lambda line: None,
+            say=lines.append,
         )
         assert sorted(points) == sorted(f"{name}/{n}" for name in fingerprints for n in at)
         return list(calls)
@@ -58,6 +59,13 @@ def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_pat
         ("one", 2), ("one", 4), ("two", 2), ("two", 4)
     ]  # fmt: skip
     assert run({"one": "a", "two": "b"}, (2, 4)) == []
+    assert lines == [f"test: reuses 4 finished points of {tmp_path / 'points.json'}"]
     assert run({"one": "a", "two": "c"}, (2, 4)) == [("two", 2), ("two", 4)]
+    # A curve that is not asked for keeps its points, as long as they hold.
+    assert run({"one": "a", "new": "d"}, (2,)) == [("new", 2)]
+    assert lines[0].startswith("test: reuses 1 finished points")
+    assert run({"one": "a", "two": "c"}, (2, 4)) == []
+    assert run({"one": "b"}, (2,)) == [("one", 2)]
+    assert run({"one": "b", "two": "e"}, (2,)) == [("two", 2)]
     (tmp_path / "points.json").write_text("[]")
     assert run({"one": "a"}, (2,)) == [("one", 2)]

@@ -10,7 +10,7 @@ import programs
 import pytest
 import scipy.stats
 
-from meml_jax import report, seeds
+from meml_jax import report, results, seeds
 from meml_jax.config import Config
 from meml_jax.settings import override
 
@@ -73,6 +73,18 @@ def test_the_interval_covers_what_a_new_seed_adds():
         half = np.array([found["ci95"], found["pooled"]["ci95"]])
         covered += np.abs(found["accuracy"] - 0.5) < half
     assert 0.92 < covered[0] / 400 < 0.98 and covered[1] / 400 < 0.5
+
+
+def test_results_name_every_commit_and_device_that_made_them():
+    assert results.each_once(["a", "a"]) == "a"
+    assert results.each_once(["a", "b; a", None]) == "a; b; not known"
+    each = [
+        {"seed": seed, "commit": commit, "device": "cpu", "clustering": {}, "meta_train": {}}
+        | {"meta_test": {"points": [point([0.5, 0.7])]}, "comparisons": []}
+        for seed, commit in enumerate(("a", "b"))
+    ]
+    found = seeds.combine(each, override(Config(), {"seeds": 2}))
+    assert (found["commit"], found["device"]) == ("a; b", "cpu")
 
 
 def test_one_seed_is_the_workdir_itself(tmp_path):
