@@ -147,7 +147,6 @@ def check_same_training(workdir: Path, config: Config) -> None:
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
         if {name, name.split(".")[0]} & {*TRAINING} and stored[name] != value
-        if name != "embedding.checkpoint_every"
         if not (name in OPEN and 0 in (stored[name], value))
     ]
     if differing:

@@ -155,6 +155,9 @@ def test_training_is_not_thrown_away(copy):
     assert "clustering.num_clusters is 12 there, 11 now; use another --workdir" in error
     error = programs.refuse(copy, seed=1, network__hidden=8)
     assert "seed is 0 there, 1 now; network.hidden is 16 there, 8 now" in error
+    # It is part of what the embeddings belong to; their images are the same.
+    error = programs.refuse(copy, embedding__checkpoint_every=7)
+    assert "embedding.checkpoint_every is 100 there, 7 now" in error
     error = programs.refuse(copy, train__steps=39)
     assert "train.steps=39, but" in error and "trained for 40 steps" in error
     del before["config.json"]  # train.steps is no field that training depends on
