@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from meml_jax import checkpoints
+from meml_jax import checkpoints, training
 from meml_jax.types import TrainState, UserError
 
 TX = optax.chain(optax.clip(5.0), optax.adam(1e-4))
@@ -107,6 +107,17 @@ def test_mismatch_names_the_parameter(tmp_path, template, message):
         checkpoints.save(manager, make_state(1), {})
         with pytest.raises(UserError, match=message):
             checkpoints.restore(manager, template)
+
+
+def test_a_stop_while_reading_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise training.Interrupted(15, "stopped")
+
+    with checkpoints.open_checkpoints(tmp_path) as manager:
+        checkpoints.save(manager, make_state(1), {})
+        monkeypatch.setattr(manager, "restore", stop)
+        with pytest.raises(training.Interrupted, match="stopped"):
+            checkpoints.restore(manager, make_state())
 
 
 def test_damaged_file_is_a_user_error_that_names_the_folder(tmp_path):
