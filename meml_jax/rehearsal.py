@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meml_jax.orders import random_order
 from meml_jax.types import Array, Batch, Task
 
 
@@ -74,8 +75,7 @@ def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Array, Array]:
     """
     capacity = reservoir.slots.shape[0]
     filled = jnp.minimum(reservoir.seen, capacity)
-    draw = jnp.where(jnp.arange(capacity) < filled, jax.random.uniform(key, (capacity,)), 2.0)
-    order = jnp.argsort(draw)[:num]
+    order = random_order(key, filled, capacity)[:num]
     order = jnp.pad(order, (0, num - order.shape[0]))
     return reservoir.slots[order], jnp.arange(num) < filled
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from meml_jax import balance
 from meml_jax.config import TasksConfig
+from meml_jax.orders import random_order
 from meml_jax.types import Array, Batch, Task, TaskTable, UserError
 
 
@@ -237,10 +238,7 @@ def sample_task(
     padded = padded_counts(spec, bound)
 
     # A random permutation of the usable images: the first go to the support, the next to the query.
-    pool_size = spec.pool_size
-    draw = jax.random.uniform(split_key, (pool_size,), jnp.float32)
-    usable = jnp.arange(pool_size) < used_count(size, spec.usable_fraction)
-    order = jnp.argsort(jnp.where(usable, draw, 2.0))
+    order = random_order(split_key, used_count(size, spec.usable_fraction), spec.pool_size)
 
     def own_half(half: int) -> Batch:
         row = jnp.arange(padded[half])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax.config import TestConfig
+from meml_jax.orders import random_order
 from meml_jax.types import Array, Split, TaskTable
 
 
@@ -68,9 +69,7 @@ def draw_trajectory(
     """
     class_key, image_key = jax.random.split(key)
     classes = jax.random.permutation(class_key, table.size.shape[0])[:num_classes]
-    draw = jax.random.uniform(image_key, (num_classes, largest))
-    real = jnp.arange(largest)[None, :] < table.size[classes][:, None]
-    order = jnp.argsort(jnp.where(real, draw, 2.0), axis=1)[:, : shots + queries]
+    order = random_order(image_key, table.size[classes], largest)[:, : shots + queries]
     positions = table.index[table.start[classes][:, None] + order]
     label = jnp.arange(num_classes, dtype=jnp.int32)
     return Trajectory(
