@@ -129,7 +129,7 @@ def save(
         if step == latest:
             return
         raise ValueError(f"{manager.directory} holds step {latest}, so step {step} cannot be added")
-    arrays = {name: np.asarray(leaf) for name, leaf in _named(state).items()}
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
     plain = json.loads(json.dumps(dict(meta)))  # fails before anything is written, if it fails
     items = ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(plain))
     metrics = None if metric is None else {"validation": float(metric)}
@@ -171,7 +171,7 @@ def restore(
             f"no checkpoint in {manager.directory} has a validation accuracy, so none is the best; "
             "set test.checkpoint=last, or train.validate_every to at most train.steps"
         )
-    expected = _named(template)
+    expected = named_leaves(template)
     folder = manager.directory / str(step)
     try:
         saved = dict(manager.item_metadata(step).state.tree)
@@ -194,9 +194,9 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
 
 
-def _named(state: TrainState) -> dict[str, Any]:
+def named_leaves(tree: Any) -> dict[str, Any]:
     """Flatten to `params/fen/...` names: independent of optax's classes, readable in messages."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 

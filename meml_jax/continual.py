@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import checkpoints, meta_train, online, saved_states
@@ -27,7 +26,7 @@ from meml_jax.config import Config
 from meml_jax.data import own_images
 from meml_jax.heads import HEADS, encode
 from meml_jax.learners import get_learner
-from meml_jax.networks import Network, make_network
+from meml_jax.networks import Network, blank_outputs, make_network
 from meml_jax.online import State
 from meml_jax.settings import from_dict
 from meml_jax.types import Array, Params, UserError
@@ -107,12 +106,9 @@ class ContinualClassifier:
             image_shape=(config.data.image_size, config.data.image_size, config.data.channels),
         )
         params = _restore_params(workdir, config, trained)
-        output = jax.tree.map(
-            lambda x: jnp.zeros((*x.shape[:-1], capacity), x.dtype), params["cln"]["output"]
-        )
         return cls(
             network=trained(num_classes=capacity),
-            params=params | {"cln": params["cln"] | {"output": output}},
+            params=blank_outputs(params, capacity),
             config=config,
             head=head,
             capacity=capacity,

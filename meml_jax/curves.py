@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from meml_jax import environment, heads, meta_test, meta_train, trajectories
+from meml_jax import environment, heads, meta_test, trajectories
 from meml_jax.config import Config, TestConfig
 from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
-from meml_jax.networks import Network, after_stem, make_network
+from meml_jax.networks import Network, after_stem, blank_outputs, make_network
 from meml_jax.types import Dataset, Params, TrainState
 
 NAMES = {
@@ -65,24 +64,14 @@ def evaluators(
         image_shape=dataset.test.images.shape[1:],
         num_classes=outputs,
     )
-    # Every run draws the output layer anew; here only its width counts.
-    output = jax.tree.map(
-        lambda x: jnp.zeros((*x.shape[:-1], outputs), x.dtype), params["cln"]["output"]
-    )
-    head_params = params | {"cln": params["cln"] | {"output": output}}
+    head_params = blank_outputs(params, outputs)
     # FiLM layers learn from the stream, so what is frozen ends before them.
     stream, head = ("stem", after_stem(head)) if learner.uses_film else ("trained", head)
 
     @functools.cache
     def pool(part: str, source: str) -> trajectories.Pool:
-        images = parts[part].images
-        if source == "pixels":
-            features = meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
-        elif source == "stem":
-            features = heads.encode(params, images, network=head)
-        else:
-            weights = params if source == "trained" else initial_params
-            features = heads.encode(weights, images, network=network)
+        weights, images = initial_params if source == "untrained" else params, parts[part].images
+        features = heads.frozen_features(weights, images, source, network=network)
         return trajectories.Pool(features, tables[part])
 
     def prototype(num_classes: int, *, source: str) -> dict[str, Any]:

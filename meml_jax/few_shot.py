@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meml_jax import heads, meta_test, meta_train, trajectories
+from meml_jax import heads, meta_test, trajectories
 from meml_jax.config import Config, InnerConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.keys import key_for
 from meml_jax.learners import Learner, get_learner
-from meml_jax.networks import Network, after_stem, make_network, reset_class_rows
+from meml_jax.networks import Network, make_network, reset_class_rows
+from meml_jax.orders import random_order
 from meml_jax.pooling import pool, square_distances
 from meml_jax.samplers import Drawn, Sampler, as_they_are
 from meml_jax.types import Array, Batch, Dataset, Params, Split, Task, TaskTable, UserError
@@ -111,9 +112,7 @@ def sample_episode(key: Array, table: TaskTable, *, spec: EpisodeSpec) -> Task:
     class_key, image_key = jax.random.split(key)
     classes = jax.random.permutation(class_key, table.size.shape[0])[: spec.ways]
     size, start = table.size[classes], table.start[classes]
-    draw = jax.random.uniform(image_key, (spec.ways, spec.largest))
-    real = jnp.arange(spec.largest)[None, :] < size[:, None]
-    order = jnp.argsort(jnp.where(real, draw, 2.0), axis=1)
+    order = random_order(image_key, size, spec.largest)
     support, query = episode_counts(size, spec)
 
     def rows(first: Array, count: Array, padded: int) -> Batch:
@@ -277,12 +276,8 @@ def evaluators(
 
     @functools.cache
     def inputs(source: str) -> Array:
-        if source == "pixels":
-            return meta_train.to_float(jnp.asarray(images)).reshape(len(images), -1)
-        if source == "stem":
-            return heads.encode(params, images, network=after_stem(network))
-        weights = params if source == "trained" else initial_params
-        return heads.encode(weights, images, network=network)
+        weights = initial_params if source == "untrained" else params
+        return heads.frozen_features(weights, images, source, network=network)
 
     def episodes(ways: int, shots: int) -> tuple[EpisodeSpec, Array]:
         key = jax.random.fold_in(jax.random.fold_in(key_for("test", config.seed), ways), shots)

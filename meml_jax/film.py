@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,8 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from meml_jax import losses
-from meml_jax.inner import inner_step
+from meml_jax.inner import inner_step, rows_loss
 from meml_jax.networks import Network
 from meml_jax.types import Array, Batch, Params
 
@@ -60,15 +60,14 @@ def learn_stream(
     tx = optax.partition(adam, {role: role for role in roles})
 
     def loss_fn(fast: Params, batch: Batch) -> tuple[Array, Array]:
-        logits = network.classify(params | fast, stems[batch.inputs])
-        loss = losses.cross_entropy(logits, batch.label, batch.mask)
-        return loss, loss
+        return rows_loss(params | fast, batch, network=network)
 
     label = batches.label[:, 0]
     fresh = jnp.concatenate([jnp.ones((1,), bool), label[1:] != label[:-1]])
 
     def step(t: Array, carry: Any) -> Any:
         batch = jax.tree.map(lambda x: x[t], batches)
+        batch = dataclasses.replace(batch, inputs=stems[batch.inputs])
         return inner_step(loss_fn, reset_context(carry, fresh[t]), batch, tx)[0]
 
     fast = {role: params[role] for role in roles}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -11,11 +12,12 @@ import numpy as np
 import optax
 from jax import lax
 
-from meml_jax import devices, film, losses, pooling, rehearsal
+from meml_jax import devices, film, pooling, rehearsal
 from meml_jax.chunks import in_chunks
-from meml_jax.inner import inner_step
+from meml_jax.inner import inner_step, rows_loss
 from meml_jax.meta_train import to_float
-from meml_jax.networks import Network, reset_class_rows
+from meml_jax.networks import Network, after_stem, reset_class_rows
+from meml_jax.orders import random_order
 from meml_jax.trajectories import Trajectory, pad
 from meml_jax.types import Array, Batch, Params
 
@@ -43,6 +45,21 @@ def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int =
     """
     encode_chunk = functools.partial(_encode_chunk, params, network=network)
     return jnp.concatenate(in_chunks(encode_chunk, images, chunk))
+
+
+def frozen_features(params: Params, images: np.ndarray, source: str, *, network: Network) -> Array:
+    """Compute what a head learns from, once for all images uint8 [N, H, W, C].
+
+    Args:
+      params: of the network; pixels need none.
+      images: on the host.
+      source: `pixels`, float32 [N, H * W * C] in [0, 1], a baseline; `stem`, what lies before the
+        first fast parameter; else the features R of the network.
+      network: of the meta-training.
+    """
+    if source == "pixels":
+        return to_float(jnp.asarray(images)).reshape(len(images), -1)
+    return encode(params, images, network=after_stem(network) if source == "stem" else network)
 
 
 @functools.partial(jax.jit, static_argnames="network")
@@ -82,11 +99,7 @@ def learn_stream(
     rows = jnp.concatenate([jnp.arange(len(label))[:, None], replay[0]], axis=1)
     mask = jnp.concatenate([jnp.ones((len(label), 1), bool), replay[1]], axis=1)
 
-    def loss_fn(fast: Params, batch: Batch) -> tuple[Array, Array]:
-        logits = network.classify(fast, features[batch.inputs])
-        loss = losses.cross_entropy(logits, batch.label, batch.mask)
-        return loss, loss
-
+    loss_fn = functools.partial(rows_loss, network=network)
     batches = Batch(rows, label[rows], mask)
     if "context" in params:
         return film.learn_stream(
@@ -95,7 +108,9 @@ def learn_stream(
     tx, fast = optax.adam(learning_rate), {"cln": params["cln"]}
 
     def step(t: Array, carry: tuple[Params, optax.OptState]) -> tuple[Params, optax.OptState]:
-        return inner_step(loss_fn, carry, jax.tree.map(lambda x: x[t], batches), tx)[0]
+        batch = jax.tree.map(lambda x: x[t], batches)
+        batch = dataclasses.replace(batch, inputs=features[batch.inputs])
+        return inner_step(loss_fn, carry, batch, tx)[0]
 
     fast, _ = lax.fori_loop(0, end, step, (fast, tx.init(fast)))
     return params | fast
@@ -179,9 +194,7 @@ def _sgd_chunk(
         everything = jnp.arange(network.num_classes)
         start = reset_class_rows(reset_key, params, everything, reset_bias=True)
         rows = jnp.arange(len(trajectory.stream))
-        drawn = jax.random.uniform(order_key, rows.shape)
-        drawn = jnp.where(rows < length, drawn, 2.0)  # padding stays at the end
-        order = jnp.where(shuffled, jnp.argsort(drawn), rows)
+        order = jnp.where(shuffled, random_order(order_key, length, len(rows)), rows)
         stream, label = features[trajectory.stream[order]], trajectory.stream_label[order]
         if reservoir is None:
             replay = jnp.zeros((len(rows), 0), jnp.int32), jnp.zeros((len(rows), 0), bool)

@@ -135,6 +135,13 @@ def pooled_logits(
     return network.classify(params, meta_example), classes, jnp.any(real, axis=1)
 
 
+def rows_loss(params: Params, batch: Batch, *, network: Network) -> tuple[Array, Array]:
+    """Cross-entropy of features that are classified each by itself, as `inner_step` takes it."""
+    logits = network.classify(params, batch.inputs)
+    loss = losses.cross_entropy(logits, batch.label, batch.mask)
+    return loss, loss
+
+
 def adapt(
     params: Params,
     support: Batch,

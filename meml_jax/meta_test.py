@@ -158,7 +158,7 @@ def sgd_point(
         network=network,
         reservoir=reservoir,
         longest=max(config.num_classes),
-        runs_at_once=heads.runs_at_once(
+        runs_at_once=heads.runs_at_once(  # float32 weights and Adam's two moments of each
             12 * sum(x.size for x in jax.tree.leaves(params["cln"])),
             rows=1 if reservoir is None else 1 + reservoir[1],
         ),

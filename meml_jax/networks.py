@@ -323,6 +323,14 @@ def _split(config: NetworkConfig, learner: Learner):
     return stem, tail
 
 
+def blank_outputs(params: Params, num_classes: int) -> Params:
+    """Give the CLN `num_classes` outputs, all 0: `reset_class_rows` is to draw them."""
+    output = jax.tree.map(
+        lambda x: jnp.zeros((*x.shape[:-1], num_classes), x.dtype), params["cln"]["output"]
+    )
+    return params | {"cln": params["cln"] | {"output": output}}
+
+
 def reset_class_rows(key: Array, params: Params, classes: Array, *, reset_bias: bool) -> Params:
     """Draw the CLN's output rows W_i of the given classes anew, N(0, 2/hidden) (Alg. 1, line 6).
 

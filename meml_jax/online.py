@@ -17,8 +17,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from meml_jax import losses, pooling, rehearsal
-from meml_jax.inner import inner_loop
+from meml_jax import pooling, rehearsal
+from meml_jax.inner import inner_step, rows_loss
 from meml_jax.networks import Network, reset_class_rows
 from meml_jax.types import Array, Batch, Params
 
@@ -208,15 +208,8 @@ def _descend(
     else:
         batch = Batch(rows, labels, mask)
 
-    def loss_fn(fast: Params, batch: Batch) -> tuple[Array, Array]:
-        logits = network.classify(fast, batch.inputs)
-        loss = losses.cross_entropy(logits, batch.label, batch.mask)
-        return loss, loss
-
-    one_step = jax.tree.map(lambda x: x[None], batch)
-    (fast, opt_state), _ = inner_loop(
-        loss_fn, stream.fast, one_step, tx, opt_state=stream.opt_state
-    )
+    loss_fn = functools.partial(rows_loss, network=network)
+    (fast, opt_state), _ = inner_step(loss_fn, (stream.fast, stream.opt_state), batch, tx)
     return Stream(fast, opt_state, memory, stream.seed)
 
 

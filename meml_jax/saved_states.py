@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meml_jax.checkpoints import named_leaves
 from meml_jax.files import load_npz, write_npz
 from meml_jax.online import State
 from meml_jax.types import UserError
@@ -37,7 +38,8 @@ def save(path: Path, state: State, owner: Mapping[str, Any]) -> None:
             f"labels {state.labels!r} cannot be saved, expected strings, numbers, bools, None, "
             "or tuples of these"
         )
-    write_npz(path, meta=text, **{name: np.asarray(leaf) for name, leaf in _named(state).items()})
+    arrays = {name: np.asarray(leaf) for name, leaf in named_leaves(state).items()}
+    write_npz(path, meta=text, **arrays)
 
 
 def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
@@ -58,7 +60,7 @@ def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
         for name, value in owner.items()
         if meta.get(name) != value
     ]
-    expected = _named(template)
+    expected = named_leaves(template)
     wrong += [
         f"no {leaf.dtype} {name} of shape {list(leaf.shape)}"
         for name, leaf in expected.items()
@@ -109,12 +111,6 @@ def _meta(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:
     except ValueError:
         return {}
     return meta if isinstance(meta, dict) else {}
-
-
-def _named(state: State) -> dict[str, Any]:
-    """Flatten to `classes/mean`, `stream/fast/cln/...`."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def _tuples(value: Any) -> Any:

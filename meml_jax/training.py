@@ -242,9 +242,8 @@ def _check_finite(loss: np.ndarray, step: int, wording: Wording) -> None:
 
 def _check_parameters(state: TrainState, wording: Wording) -> None:
     """Keep out of a checkpoint what a gradient has spoilt in its last step, after a finite loss."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+    for name, leaf in checkpoints.named_leaves(state.params).items():
         if not np.isfinite(np.asarray(leaf)).all():
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise UserError(
                 f"the parameters {name} are not finite after step {int(state.step)}; "
                 f"{wording.cure} and use another --workdir to start anew: the same command goes on "
