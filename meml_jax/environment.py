@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import jax
@@ -49,6 +49,12 @@ def commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.strip() + ("+" if dirty.strip() else "")
+
+
+def each_once(values: Iterable[str | None]) -> str:
+    """List what results were made with, each once: a run may go on after a change."""
+    parts = (part for value in values for part in (value or "not known").split("; "))
+    return "; ".join(dict.fromkeys(parts))
 
 
 def keep_compiled(folder: Path, *, report: Callable[[str], None]) -> None:

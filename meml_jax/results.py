@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meml_jax import environment
@@ -12,12 +12,6 @@ from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
 
 SCHEMA = 1
-
-
-def each_once(values: Iterable[str | None]) -> str:
-    """List what results were made with, each once: a run may go on after a change."""
-    parts = (part for value in values for part in (value or "not known").split("; "))
-    return "; ".join(dict.fromkeys(parts))
 
 
 def collect(
@@ -67,9 +61,9 @@ def collect(
         "preset": config.preset,
         "departures": departures(config),
         "seed": config.seed,
-        "device": each_once(point.get("device") for point in points),
+        "device": environment.each_once(point.get("device") for point in points),
         "versions": environment.versions(),
-        "commit": each_once(point.get("commit") for point in points),
+        "commit": environment.each_once(point.get("commit") for point in points),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,

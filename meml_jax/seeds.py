@@ -12,8 +12,8 @@ import numpy as np
 
 from meml_jax import curves, figures, meta_test, paper, report
 from meml_jax.config import Config
+from meml_jax.environment import each_once
 from meml_jax.files import read_json, write_atomic, write_json
-from meml_jax.results import each_once
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from meml_jax import paper, table_figures
 from meml_jax.comparison import Line, columns, is_best, verdict
 from meml_jax.config import Config
+from meml_jax.environment import each_once
 from meml_jax.files import write_atomic
 from meml_jax.report import percent, plain
 from meml_jax.settings import from_dict
@@ -280,8 +281,9 @@ def _mean(line: Line, get: Callable[[Any], float | None], form: str = ".0f") -> 
 
 
 def _all(line: Line, field: str) -> str:
-    """List the values of a field over the seeds, each once."""
-    return "; ".join(dict.fromkeys(str(results.get(field) or "-") for results in line.results))
+    """List the values of a field over the seeds, of trainings and tests, each once."""
+    values = ((one["meta_train"].get(field), one.get(field)) for one in line.results)
+    return each_once(value for both in values for value in both if value)
 
 
 def _counts(line: Line) -> str:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from meml_jax import checkpoints, devices
+from meml_jax import checkpoints, devices, environment
 from meml_jax.config import TrainConfig
 from meml_jax.metrics import MetricWriter
 from meml_jax.types import Array, TrainState, UserError
@@ -100,8 +100,9 @@ def train(
         processes, all of them call this, and process 0 writes. None: one device.
 
     Returns:
-      {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes'} of the whole
-      training, earlier processes included; `seconds` counts steps, validation and checkpoints.
+      {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes', 'commit', 'device'}
+      of the whole training, earlier processes included; `seconds` counts steps, validation and
+      checkpoints.
       `compile_seconds`, and `peak_bytes` of the compiled call, are those of the last process that
       trained.
 
@@ -147,6 +148,9 @@ def train(
         if step:
             report(f"{wording.stage}: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
+        made = {"commit": environment.commit(), "device": environment.device_name()}
+        if step:
+            made = {name: environment.each_once([meta.get(name), made[name]]) for name in made}
         started = time.monotonic()
 
         def save(metric: float | None) -> dict[str, Any]:
@@ -156,6 +160,7 @@ def train(
                 "pending": pending,
                 "seconds": elapsed,
                 **compiled,
+                **made,
             }
             if writes:
                 checkpoints.save(manager, state, record, metric)
@@ -203,8 +208,8 @@ def train(
 
 
 def _summary(step: int, meta: dict[str, Any]) -> dict[str, Any]:
-    names = ("seconds", "compile_seconds", "peak_bytes")
-    summary = {"steps": step} | {name: meta[name] for name in names}
+    names = ("seconds", "compile_seconds", "peak_bytes", "commit", "device")
+    summary = {"steps": step} | {name: meta.get(name) for name in names}
     return summary | {"steps_per_second": step / meta["seconds"]}
 
 

@@ -10,7 +10,7 @@ import programs
 import pytest
 import scipy.stats
 
-from meml_jax import report, results, seeds
+from meml_jax import environment, report, seeds
 from meml_jax.config import Config
 from meml_jax.settings import override
 
@@ -76,8 +76,8 @@ def test_the_interval_covers_what_a_new_seed_adds():
 
 
 def test_results_name_every_commit_and_device_that_made_them():
-    assert results.each_once(["a", "a"]) == "a"
-    assert results.each_once(["a", "b; a", None]) == "a; b; not known"
+    assert environment.each_once(["a", "a"]) == "a"
+    assert environment.each_once(["a", "b; a", None]) == "a; b; not known"
     each = [
         {"seed": seed, "commit": commit, "device": "cpu", "clustering": {}, "meta_train": {}}
         | {"meta_test": {"points": [point([0.5, 0.7])]}, "comparisons": []}
