@@ -122,8 +122,11 @@ def run_here(*args, **kwargs):
     return code, out.getvalue(), err.getvalue()
 
 
-def finished(name, **fields):
-    """A finished run, made once for all processes of the tests; copy it before changing it."""
+def finished(name, call=run_here, **fields):
+    """A finished run, made once for all processes of the tests; copy it before changing it.
+
+    Of `run_here` it is compiled without optimisations, so its numbers are not quite those of `run`.
+    """
     folder = Path(os.environ["MEML_JAX_CACHE"]) / "runs"
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.lock").open("w") as lock:
@@ -131,7 +134,7 @@ def finished(name, **fields):
         done = folder / f"{name}.done"
         if not done.exists():
             shutil.rmtree(folder / name, ignore_errors=True)
-            done.write_text("\n".join(succeed(folder / name, call=run_here, **fields)))
+            done.write_text("\n".join(succeed(folder / name, call=call, **fields)))
     return folder / name
 
 

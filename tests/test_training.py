@@ -297,7 +297,7 @@ LONG = {
 @pytest.mark.slow
 def test_signals_to_the_program(tmp_path):
     """SIGTERM, SIGINT and the same command: parameters and records as without a stop."""
-    whole = programs.finished("long", **LONG, **{"test__num_classes": "(2,)"})
+    whole = programs.finished("long", programs.run, **LONG, **{"test__num_classes": "(2,)"})
     workdir = tmp_path / "run"
 
     def last_step():
