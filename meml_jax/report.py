@@ -51,7 +51,10 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
 def _run(results: Mapping[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
     embedding = ", ".join(f"{k} {plain(v)}" for k, v in (results.get("embedding") or {}).items())
-    facts = {name: results.get(name) for name in ("dataset", "learner", "preset", "seed", "device")}
+    facts = {
+        name: results.get(name)
+        for name in ("dataset", "learner", "preset", "seed", "device", "commit")
+    }
     if seeds := results.get("seeds"):
         facts["seed"] = ", ".join(map(str, seeds))
     if departures := results.get("departures"):
