@@ -203,6 +203,7 @@ def test_figures_and_a_trace_are_stored(tmp_path):
     assert run(*flags[:4], f"--compare={file}")[1].count("peak: matmul 64") == 2  # ms, gflops
 
 
+@pytest.mark.slow
 def test_tasks_have_the_sizes_of_the_yardstick():
     for size, sizes in {10: (4, 13), 20: (10, 15), 30: (14, 18)}.items():
         config = NetworkConfig(channels=4, hidden=4)

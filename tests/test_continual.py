@@ -121,6 +121,7 @@ def test_prototypes_are_those_of_the_meta_test():
     np.testing.assert_array_equal(classes.seen, SHOTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["sgd", "sgd_reservoir"])
 def test_the_sgd_heads_are_those_of_the_meta_test(head):
     features, trajectory = stream()

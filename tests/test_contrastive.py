@@ -103,6 +103,7 @@ def test_training_finds_the_classes_of_unlabelled_drawings(glyphs, trained):
     assert 0 < info["loss"] < np.log(63) - 0.5 and info["accuracy"] > 0.08 and info["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_encode_is_invariant_to_order_and_chunks(glyphs, monkeypatch):
     images, _ = glyphs
     config = settings()
@@ -230,6 +231,7 @@ def test_images_that_are_too_small(glyphs):
         fit(glyphs[0][:, :20], settings())
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops(glyphs, tmp_path):
     with pytest.raises(UserError, match="NT-Xent loss is nan at step.*embedding.learning_rate"):
         fit(glyphs[0], settings(learning_rate=1e30), tmp_path)

@@ -101,6 +101,7 @@ def test_the_inner_loop_starts_at_context_0_and_moves_film_and_context_alone_of_
         assert max(np.max(np.abs(np.asarray(a) - np.asarray(b))) for a, b in pairs) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_outer_loop_leaves_the_context_at_0():
     net = tiny.network("oml_film")
     params = tiny.parameters(net) | {"context": {"z": jnp.zeros(CONTEXT_SIZE)}}

@@ -198,6 +198,7 @@ def test_first_order_is_the_gradient_at_the_adapted_parameters(name, first_order
         assert optax.tree.norm(first["attention"]) == 0
 
 
+@pytest.mark.slow
 def test_rematerialised_steps_give_the_same_gradient(x64):
     net, params, tasks = make("oml", PAPER, True)
     plain, remat = (grad_with("oml", net, params, tasks, remat=x) for x in (False, True))
@@ -247,6 +248,7 @@ def test_hoisted_equals_reencoded(name, dense, x64):
     tiny.assert_close(grad, expected, 1e-10)
 
 
+@pytest.mark.slow
 def test_adam_inside_with_a_zero_gradient(x64):
     """One image has attention 1 whatever rho is, so the inner gradient of rho is exactly 0.
 

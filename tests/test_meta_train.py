@@ -114,6 +114,7 @@ def test_padded_equals_unpadded(name):
     assert_close(plain, with_padding)
 
 
+@pytest.mark.slow
 def test_a_meta_batch_is_the_mean_of_its_tasks():
     net = tiny.network("meml")
     params = tiny.parameters(net)
@@ -154,6 +155,7 @@ def test_one_trace_a_bucket_whatever_the_sizes():
     assert call._cache_size() == 1
 
 
+@pytest.mark.slow
 def test_chunks_of_steps_do_not_matter():
     call, fresh, data, _ = problem(num_buckets=2)
     call = jax.jit(call)

@@ -111,6 +111,7 @@ def test_gradients_are_finite(valid, scale):
         np.testing.assert_allclose(meta_example[0], features[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_second_derivative_of_an_empty_group_is_finite():
     def loss(scores):
         features = jnp.ones((ROWS, DIM)) * scores[:, None]
