@@ -17,6 +17,7 @@ The paper states neither network nor rates nor the number of steps of these expe
 
 from typing import Any
 
+from meml_jax.presets import OMNIGLOT
 from meml_jax.settings import preset_config
 
 VALUES = {
@@ -45,13 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "meml": {"learner": "meml_few_shot", "inner.steps": 1},
 }
 
-CLUSTERS = {
-    "tasks.labels": "clusters",
-    "embedding.name": "contrastive",
-    "embedding.channels": 64,
-    "embedding.normalize": True,
-    "clustering.num_clusters": 1100,
-}
+CLUSTERS = OMNIGLOT | {"tasks.labels": "clusters"}
 
 PRESETS: dict[str, dict[str, Any]] = METHODS | {
     "shots5": {"episodes.shots": 5},

@@ -21,6 +21,7 @@ Accuracy depends on the images; the report has chance and two baselines that lea
 it.
 """
 
+from meml_jax.presets import ALL_HEADS, SMOKE_PHOTOGRAPHS
 from meml_jax.settings import preset_config
 
 VALUES = {
@@ -29,26 +30,11 @@ VALUES = {
     "data.channels": 0,
     "clustering.num_clusters": 0,
     "test.num_classes": (),
-    "test.heads": ("sgd", "sgd_reservoir", "prototype"),
-}
+} | ALL_HEADS
 
-SMOKE = {
-    "embedding.dim": 16,
-    "network.channels": 32,
-    "network.hidden": 128,
-    "tasks.num_buckets": 2,
-    "outer.lr": 3e-4,
-    "train.steps": 200,
-    "train.log_every": 100,
-    "train.checkpoint_every": 100,
-    "train.validate_every": 100,
-    "test.runs": 10,
-    "test.trajectories": 2,
-    "test.learning_rates": (0.01, 0.001),
-    "test.heads": ("sgd", "prototype"),
-}
+SMALL = SMOKE_PHOTOGRAPHS | {"embedding.dim": 16}
 
 
 def get_config(presets: str = "paper"):
     """Return the locked settings for presets such as `released,smoke`."""
-    return preset_config(presets, {"smoke": SMOKE}, VALUES)
+    return preset_config(presets, {"smoke": SMALL}, VALUES)

@@ -17,47 +17,10 @@ yet.
 
 from typing import Any
 
+from meml_jax.presets import ALL_HEADS, MINI_IMAGENET, SMOKE_PCA
 from meml_jax.settings import preset_config
 
-VALUES = {
-    "data.name": "mini_imagenet",
-    "data.image_size": 84,
-    "data.channels": 3,
-    "embedding.name": "deepcluster",
-    "embedding.dim": 256,
-    "embedding.views": "photo",
-    "embedding.num_pseudo_labels": 512,
-    "embedding.steps": 30_000,
-    "embedding.round_steps": 300,
-    "embedding.checkpoint_every": 1_000,
-    "clustering.num_clusters": 256,
-    "tasks.min_used": 10,
-    "tasks.max_size": 30,
-    "train.steps": 200_000,
-    "train.validate_every": 5_000,
-    "test.num_classes": (2, 4, 6, 8, 10),
-    "test.heads": ("sgd", "sgd_reservoir", "prototype"),
-}
-
-SMOKE = {
-    "network.channels": 32,
-    "network.hidden": 128,
-    "embedding.name": "pca",
-    "embedding.dim": 32,
-    "clustering.num_clusters": 64,
-    "clustering.max_iter": 10,
-    "tasks.num_buckets": 2,
-    "outer.lr": 3e-4,
-    "train.steps": 200,
-    "train.log_every": 100,
-    "train.checkpoint_every": 100,
-    "train.validate_every": 100,
-    "test.num_classes": (2, 10),
-    "test.runs": 10,
-    "test.trajectories": 2,
-    "test.learning_rates": (0.01, 0.001, 0.0001),
-    "test.heads": ("sgd", "prototype"),
-}
+VALUES = MINI_IMAGENET | ALL_HEADS
 
 SELA = {  # table "SeLa" of the supplement, with clusters64 and clusters256
     "embedding.name": "sela",
@@ -67,7 +30,7 @@ SELA = {  # table "SeLa" of the supplement, with clusters64 and clusters256
 PRESETS: dict[str, dict[str, Any]] = {
     **{f"clusters{n}": {"clustering.num_clusters": n} for n in (64, 128, 256, 512)},
     "sela": SELA,
-    "smoke": SMOKE,
+    "smoke": SMOKE_PCA,
 }
 
 

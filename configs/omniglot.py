@@ -16,16 +16,10 @@ network). The paper's rows are presets too: `oml`,
 
 from typing import Any
 
+from meml_jax.presets import ALL_HEADS, OMNIGLOT, SMOKE
 from meml_jax.settings import preset_config
 
-VALUES = {
-    "data.name": "omniglot",
-    "embedding.name": "contrastive",  # the paper: ACAI
-    "embedding.channels": 64,
-    "embedding.normalize": True,
-    "clustering.num_clusters": 1100,
-    "test.heads": ("sgd", "sgd_reservoir", "prototype"),
-}
+VALUES = OMNIGLOT | ALL_HEADS
 
 BEST = {
     "preset": "best",
@@ -60,24 +54,16 @@ ROWS: dict[str, dict[str, Any]] = {
     },
 }
 
-SMOKE = {
+SMALL = SMOKE | {
     "embedding.name": "pca",
-    "network.channels": 32,
-    "network.hidden": 128,
     "clustering.num_clusters": 200,
     "clustering.max_iter": 10,
-    "train.steps": 200,
-    "train.log_every": 100,
-    "train.checkpoint_every": 100,
-    "train.validate_every": 100,
     "test.num_classes": (10, 50),
     "test.runs": 3,
     "test.trajectories": 1,
-    "test.learning_rates": (0.01, 0.001),
-    "test.heads": ("sgd", "prototype"),
 }
 
 
 def get_config(presets: str = "paper"):
     """Return the locked settings for presets such as `released,smoke`."""
-    return preset_config(presets, {"acai": ACAI, "best": BEST, "smoke": SMOKE} | ROWS, VALUES)
+    return preset_config(presets, {"acai": ACAI, "best": BEST, "smoke": SMALL} | ROWS, VALUES)

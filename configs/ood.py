@@ -22,63 +22,21 @@ docs/results.md; of the paper: meml_jax/paper.py.
 
 from typing import Any
 
+from meml_jax.presets import ALL_HEADS, MINI_IMAGENET, OMNIGLOT, SMOKE_PCA
 from meml_jax.settings import preset_config
 
-SMOKE = {
-    "network.channels": 32,
-    "network.hidden": 128,
-    "embedding.name": "pca",
-    "embedding.dim": 32,
-    "embedding.normalize": False,
-    "clustering.num_clusters": 64,
-    "clustering.max_iter": 10,
-    "tasks.max_size": 30,
-    "tasks.num_buckets": 2,
-    "outer.lr": 3e-4,
-    "train.steps": 200,
-    "train.log_every": 100,
-    "train.checkpoint_every": 100,
-    "train.validate_every": 100,
-    "test.num_classes": (2, 10),
-    "test.runs": 10,
-    "test.trajectories": 2,
-    "test.learning_rates": (0.01, 0.001, 0.0001),
-    "test.heads": ("sgd", "prototype"),
-}
+SMALL = SMOKE_PCA | {"embedding.normalize": False, "tasks.max_size": 30}
 
-COMMON = {"test.heads": ("sgd", "sgd_reservoir", "prototype")}
-
-MINI_IMAGENET_CIFAR100: dict[str, Any] = {  # trained as in configs/mini_imagenet.py
-    "data.name": "mini_imagenet",
-    "data.image_size": 84,
-    "data.channels": 3,
+MINI_IMAGENET_CIFAR100: dict[str, Any] = MINI_IMAGENET | {
     "test_data.name": "cifar100",
     "test_data.max_per_class": 100,
-    "embedding.name": "deepcluster",
-    "embedding.dim": 256,
-    "embedding.views": "photo",
-    "embedding.num_pseudo_labels": 512,
-    "embedding.steps": 30_000,
-    "embedding.round_steps": 300,
-    "embedding.checkpoint_every": 1_000,
-    "clustering.num_clusters": 256,
-    "tasks.min_used": 10,
-    "tasks.max_size": 30,
-    "train.steps": 200_000,
-    "train.validate_every": 5_000,
-    "test.num_classes": (2, 4, 6, 8, 10),
 }
 
-OMNIGLOT_CUB: dict[str, Any] = {  # trained as in configs/omniglot.py
-    "data.name": "omniglot",
+OMNIGLOT_CUB: dict[str, Any] = OMNIGLOT | {
     "data.image_size": 28,
     "data.channels": 1,
     "test_data.name": "cub",
     "test_data.max_per_class": None,
-    "embedding.name": "contrastive",  # the paper: ACAI
-    "embedding.channels": 64,
-    "embedding.normalize": True,
-    "clustering.num_clusters": 1100,
     "tasks.min_used": None,
     "tasks.max_size": None,
     "train.steps": 40_000,
@@ -93,4 +51,4 @@ def get_config(presets: str = "mini_imagenet_cifar100"):
     """Return the locked settings for presets such as `omniglot_cub,smoke`."""
     named = PAIRS.keys() & {name.strip() for name in presets.split(",")}
     pair = {} if named else MINI_IMAGENET_CIFAR100
-    return preset_config(presets, PAIRS | {"smoke": SMOKE}, COMMON | pair)
+    return preset_config(presets, PAIRS | {"smoke": SMALL}, ALL_HEADS | pair)

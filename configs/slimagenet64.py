@@ -16,6 +16,7 @@ docs/results.md.
 
 from typing import Any
 
+from meml_jax.presets import ALL_HEADS, SMOKE_PCA
 from meml_jax.settings import preset_config
 
 VALUES = {
@@ -33,33 +34,17 @@ VALUES = {
     "train.steps": 200_000,
     "train.validate_every": 5_000,
     "test.num_classes": (5, 10, 20, 30, 40, 50),
-    "test.heads": ("sgd", "sgd_reservoir", "prototype"),
-}
+} | ALL_HEADS
 
-SMOKE = {
-    "network.channels": 32,
-    "network.hidden": 128,
-    "embedding.name": "pca",
-    "embedding.dim": 32,
+SMALL = SMOKE_PCA | {
     "clustering.num_clusters": 20,
-    "clustering.max_iter": 10,
     "tasks.max_size": 30,
-    "tasks.num_buckets": 2,
-    "outer.lr": 3e-4,
-    "train.steps": 200,
-    "train.log_every": 100,
-    "train.checkpoint_every": 100,
-    "train.validate_every": 100,
     "test.num_classes": (2, 5),
-    "test.runs": 10,
-    "test.trajectories": 2,
-    "test.learning_rates": (0.01, 0.001, 0.0001),
-    "test.heads": ("sgd", "prototype"),
 }
 
 PRESETS: dict[str, dict[str, Any]] = {
     **{f"clusters{n}": {"clustering.num_clusters": n} for n in (800, 1600)},
-    "smoke": SMOKE,
+    "smoke": SMALL,
 }
 
 

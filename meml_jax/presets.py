@@ -1,0 +1,59 @@
+"""Settings that several files in configs/ have in common, by dotted field."""
+
+from typing import Any
+
+ALL_HEADS: dict[str, Any] = {"test.heads": ("sgd", "sgd_reservoir", "prototype")}
+
+OMNIGLOT: dict[str, Any] = {
+    "data.name": "omniglot",
+    "embedding.name": "contrastive",  # the paper: ACAI
+    "embedding.channels": 64,
+    "embedding.normalize": True,
+    "clustering.num_clusters": 1100,
+}
+
+MINI_IMAGENET: dict[str, Any] = {
+    "data.name": "mini_imagenet",
+    "data.image_size": 84,
+    "data.channels": 3,
+    "embedding.name": "deepcluster",
+    "embedding.dim": 256,
+    "embedding.views": "photo",
+    "embedding.num_pseudo_labels": 512,
+    "embedding.steps": 30_000,
+    "embedding.round_steps": 300,
+    "embedding.checkpoint_every": 1_000,
+    "clustering.num_clusters": 256,
+    "tasks.min_used": 10,
+    "tasks.max_size": 30,
+    "train.steps": 200_000,
+    "train.validate_every": 5_000,
+    "test.num_classes": (2, 4, 6, 8, 10),
+}
+
+SMOKE: dict[str, Any] = {  # the whole pipeline in a few minutes, small network
+    "network.channels": 32,
+    "network.hidden": 128,
+    "train.steps": 200,
+    "train.log_every": 100,
+    "train.checkpoint_every": 100,
+    "train.validate_every": 100,
+    "test.learning_rates": (0.01, 0.001),
+    "test.heads": ("sgd", "prototype"),
+}
+
+SMOKE_PHOTOGRAPHS: dict[str, Any] = SMOKE | {
+    "tasks.num_buckets": 2,
+    "outer.lr": 3e-4,
+    "test.runs": 10,
+    "test.trajectories": 2,
+}
+
+SMOKE_PCA: dict[str, Any] = SMOKE_PHOTOGRAPHS | {  # no embedding to train
+    "embedding.name": "pca",
+    "embedding.dim": 32,
+    "clustering.num_clusters": 64,
+    "clustering.max_iter": 10,
+    "test.num_classes": (2, 10),
+    "test.learning_rates": (0.01, 0.001, 0.0001),
+}
