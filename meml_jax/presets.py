@@ -34,6 +34,7 @@ MINI_IMAGENET: dict[str, Any] = {
 SMOKE: dict[str, Any] = {  # the whole pipeline in a few minutes, small network
     "network.channels": 32,
     "network.hidden": 128,
+    "tasks.num_buckets": 2,  # each is compiled
     "train.steps": 200,
     "train.log_every": 100,
     "train.checkpoint_every": 100,
@@ -43,7 +44,6 @@ SMOKE: dict[str, Any] = {  # the whole pipeline in a few minutes, small network
 }
 
 SMOKE_PHOTOGRAPHS: dict[str, Any] = SMOKE | {
-    "tasks.num_buckets": 2,
     "outer.lr": 3e-4,
     "test.runs": 10,
     "test.trajectories": 2,
