@@ -34,6 +34,7 @@ from meml_jax import checks, choices, devices, rounds, seeds, stages
 from meml_jax.config import Config
 from meml_jax.data import cache, datasets
 from meml_jax.environment import device_name, keep_compiled
+from meml_jax.files import expand_home
 from meml_jax.metrics import Progress
 from meml_jax.model import Model, make_model
 from meml_jax.settings import check_field, from_dict
@@ -59,7 +60,7 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
         if arg.startswith("--config."):
             check_field(arg.removeprefix("--config.").split("=")[0])
         path = arg.removeprefix("--config=").split(":")[0]
-        if arg.startswith("--config=") and not Path(path).is_file():
+        if arg.startswith("--config=") and not os.path.isfile(path):
             raise UserError(f"--config={path}: there is no such file")
     with user_errors():
         rest = FLAGS(argv)
@@ -71,8 +72,16 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
             raise UserError("get_config of the file --config returned None, expected settings")
         if FLAGS.config is None or not FLAGS.workdir:
             raise UserError("--config=configs/X.py and --workdir=DIR are both needed")
-        config = from_dict(FLAGS.config.to_dict())
-    return config, Path(FLAGS.workdir).expanduser(), FLAGS.stage
+        try:
+            tree = FLAGS.config.to_dict()
+        except AttributeError:
+            kind = type(FLAGS.config).__name__
+            raise UserError(
+                f"get_config of the file --config returned a {kind}, expected a ConfigDict, such "
+                "as that of settings.preset_config"
+            ) from None
+        config = from_dict(tree)
+    return config, expand_home(FLAGS.workdir), FLAGS.stage
 
 
 @contextlib.contextmanager
@@ -82,24 +91,34 @@ def user_errors() -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
-        raise UserError(_reason(error)) from None
+    except SystemExit as stop:
+        raise UserError(
+            f"the file --config ends the program ({stop.code!r}), expected get_config to return "
+            "settings"
+        ) from None
     except Exception as error:  # a config file is a program, which may raise about anything
-        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
-        place, reason = f"{frame.f_code.co_filename}, line {line}", _reason(error)
-        if isinstance(error, SyntaxError) and error.filename:  # raised where the file is read
-            place, reason = f"{error.filename}, line {error.lineno}", error.msg
-        raise UserError(f"{place}: {type(error).__name__}: {reason}") from None
+        *_, cause = causes = list(_causes(error))
+        reason = " ".join(str(cause).split())
+        if told := [one for one in causes if isinstance(one, UserError)]:
+            raise UserError(str(told[-1])) from None
+        # What a config file raises of some kinds comes with its traceback as the message.
+        if isinstance(error, _OF_FLAGS) and "Traceback (most recent call last)" not in str(error):
+            raise UserError(" ".join(str(error).split())) from None
+        *_, (frame, line) = traceback.walk_tb(cause.__traceback__)
+        place = f"{frame.f_code.co_filename}, line {line}"
+        if isinstance(cause, SyntaxError) and cause.filename:  # raised where the file is read
+            place, reason = f"{cause.filename}, line {cause.lineno}", cause.msg
+        raise UserError(f"{place}: {type(cause).__name__}: {reason}") from None
 
 
-def _reason(error: BaseException | None) -> str:
-    """Say in one line what is behind an error of the command line or of the config file."""
-    reason = " ".join(str(error).split())
-    while error is not None:  # the flag libraries wrap what went wrong, the cause comes last
-        if isinstance(error, UserError):
-            reason = str(error)
+_OF_FLAGS = (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """List an error and what is behind it: the flag libraries wrap what went wrong."""
+    while error is not None:
+        yield error
         error = error.__cause__ or error.__context__
-    return reason
 
 
 def start_jax(config: Config) -> None:
@@ -230,10 +249,16 @@ def exit_code(work: Callable[[], int]) -> int:
     except UserError as error:
         complain(error)
         return 2
+    except OSError as error:
+        if error.filename is None:
+            raise
+        complain(f"{error.filename}: {error.strerror}; move what is in its way or name another")
+        return 2
     except jax.errors.JaxRuntimeError as error:
         if not jax.distributed.is_initialized():
             raise
-        complain(f"another process was lost, the same commands go on ({_reason(error)[:160]})")
+        reason = " ".join(str(error).split())[:160]
+        complain(f"another process was lost, the same commands go on ({reason})")
         return 2
     except Interrupted as stop:
         say(str(stop))

@@ -32,7 +32,7 @@ import run
 from meml_jax import checks, comparison, curves, sharing, table_report, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import write_atomic
+from meml_jax.files import expand_home, write_atomic
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
@@ -64,7 +64,7 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
         if FLAGS.table is None:
             raise UserError("--table=NAME is needed, e.g. --table=omniglot")
         table = tables.load(FLAGS.table, ROOT)
-        root = FLAGS.data_root and Path(FLAGS.data_root).expanduser()
+        root = FLAGS.data_root and expand_home(FLAGS.data_root)
         choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
         settings = functools.partial(tables.settings, table, root=ROOT)
         names = FLAGS.rows or list(table.rows)
@@ -97,7 +97,7 @@ def _split(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
 
 def folder() -> Path:
     """Folder of the table."""
-    return Path(FLAGS.results).expanduser() / Path(FLAGS.table).stem
+    return expand_home(FLAGS.results) / Path(FLAGS.table).stem
 
 
 def workdir_of(row: str, seed: int) -> Path:
@@ -134,7 +134,7 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 
     A run that needs what another process is making is put off till nothing else is left.
     """
-    results, left, failed = Path(FLAGS.results).expanduser(), dict(runs), []
+    results, left, failed = expand_home(FLAGS.results), dict(runs), []
     put_off: set[tuple[str, int]] = set()
     while left:
         row, seed = name = next(iter(left))
@@ -171,7 +171,7 @@ def write_report(table: tables.Table) -> None:
     said = f"## {table.title}{label}\n\n{table.note}".strip()
     text = table_report.write(folder(), table, lines, commands(table, lines), said)
     if FLAGS.write_docs:
-        path = Path(FLAGS.write_docs).expanduser()
+        path = expand_home(FLAGS.write_docs)
         document = path.read_text(encoding="utf-8") if path.exists() else ""
         write_atomic(path, table_report.insert(document, f"{name}{label}", text))
     run.say(f"report: {folder() / 'report.html'}")

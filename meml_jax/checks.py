@@ -52,6 +52,8 @@ def before_loading(config: Config) -> None:
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
+    if not 0 <= config.embedding.whiten <= 1:
+        raise UserError(f"embedding.whiten={config.embedding.whiten}, expected 0 (not at all) to 1")
     if config.tasks.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
     get_learner(config.learner)

@@ -21,6 +21,16 @@ UNFINISHED = ".tmp"
 """Ends the names, which begin with a dot, of files that are being written."""
 
 
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Replace a leading `~` or `~user`; raises UserError where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: got no home folder for '~', expected that of a user; write the whole path"
+        ) from None
+
+
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn a failure of the disk, e.g. a full one, into a UserError that names `path`."""

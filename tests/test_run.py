@@ -290,6 +290,7 @@ def test_wrong_config_files(tmp_path, config, message):
         ("\nimport no_such_module\n", "mine.py, line 2: ModuleNotFoundError: No module named 'no"),
         ("x = nothing\n", "mine.py, line 1: NameError: name 'nothing' is not defined"),
         ("def get_config():\n    return [][1]\n", "mine.py, line 2: IndexError: list index out"),
+        ("def get_config():\n    return int('x')\n", "mine.py, line 2: ValueError: invalid lit"),
     ],
 )
 def test_a_config_file_with_an_error(tmp_path, text, message):
@@ -298,6 +299,41 @@ def test_a_config_file_with_an_error(tmp_path, text, message):
     assert f"error: {tmp_path}/{message}" in programs.refuse(
         tmp_path / "run", config=str(path), tiny=False
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config():\n    return {'seed': 1}\n", "returned a dict, expected a ConfigDict"),
+        ("raise SystemExit(0)\n", "the file --config ends the program (0), expected get_config"),
+    ],
+)
+def test_a_config_file_without_settings(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert message in programs.refuse(tmp_path / "run", config=str(path), tiny=False)
+
+
+def test_paths_that_cannot_be(tmp_path):
+    refuse = functools.partial(programs.refuse, tiny=False)
+    assert "there is no such file" in refuse(tmp_path / "run", config="a" * 5000)
+    assert "~nobody-here/run: got no home folder" in refuse("~nobody-here/run")
+    fields = {"data__name": "npz", "data__dir": "~nobody-here"}
+    assert "~nobody-here: got no home folder" in refuse(tmp_path / "run", **fields)
+    assert "File name too long; move" in refuse(tmp_path / ("a" * 300))
+
+
+def test_a_power_of_whitening_is_refused_before_the_embedding_is_made(tmp_path):
+    error = programs.refuse(tmp_path / "run", embedding__whiten=2)
+    assert "embedding.whiten=2.0, expected 0 (not at all) to 1" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_the_place_of_a_file(copy):
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    error = programs.refuse(copy, "--stage=report")
+    assert f"{copy / 'metrics.jsonl'}: Is a directory; move" in error
 
 
 def test_help_shows_how(tmp_path):

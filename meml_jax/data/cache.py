@@ -22,7 +22,7 @@ from meml_jax.types import UserError
 
 def folder(cache_dir: str | None) -> Path:
     """Return the cache folder: the setting, else $MEML_JAX_CACHE, else ~/.cache/meml_jax."""
-    return Path(cache_dir or os.environ.get("MEML_JAX_CACHE") or "~/.cache/meml_jax").expanduser()
+    return files.expand_home(cache_dir or os.environ.get("MEML_JAX_CACHE") or "~/.cache/meml_jax")
 
 
 def key(*parts: Any) -> str:

@@ -14,6 +14,7 @@ from meml_jax.data import arrays, cache, listing, readers
 from meml_jax.data.listing import ImageFile, Report
 from meml_jax.data.readers import Progress
 from meml_jax.data.splits import first_of_each, table
+from meml_jax.files import expand_home
 from meml_jax.types import Split, UserError
 
 Layout = Mapping[str, Mapping[str, str]]
@@ -22,7 +23,7 @@ Layout = Mapping[str, Mapping[str, str]]
 
 def root(config: DataConfig) -> Path:
     """Return data.dir, which must exist."""
-    if config.dir is None or not (path := Path(config.dir).expanduser()).exists():
+    if config.dir is None or not (path := expand_home(config.dir)).exists():
         raise UserError(
             f"data.dir: got {config.dir}, expected a folder or file that exists ({config.name})"
         )
@@ -38,7 +39,7 @@ def place(config: DataConfig) -> Path:
     own = cache.folder(config.cache_dir) / config.name
     if not config.dir:
         return own
-    if not (path := Path(config.dir).expanduser()).exists():
+    if not (path := expand_home(config.dir)).exists():
         raise UserError(
             f"data.dir: got {config.dir}, which does not exist; expected the folder of "
             f"{config.name}: correct it, make it for a download into it, or leave data.dir out for "

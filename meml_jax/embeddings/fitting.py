@@ -106,7 +106,12 @@ def train(
         )
         with checkpoints.open_checkpoints(checkpoint_dir / "checkpoints") as manager:
             state, _ = checkpoints.restore(manager, jax.eval_shape(fresh_state))
-        record = metrics.read(checkpoint_dir / metrics.FILE_NAME)[-1]
+        if not (records := metrics.read(checkpoint_dir / metrics.FILE_NAME)):
+            raise UserError(
+                f"{checkpoint_dir / metrics.FILE_NAME} has lost the records of the training beside "
+                f"it; delete {checkpoint_dir} to train anew"
+            )
+    record = records[-1]
     last = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
     return state.params, last | {"seconds": summary["seconds"]}
 
