@@ -15,6 +15,7 @@ import glob
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -223,16 +224,30 @@ def judge(
 
 @contextlib.contextmanager
 def sigterm_is_told() -> Iterator[None]:
-    """End with a line at SIGTERM, as at Ctrl-C, wherever no training takes it to save first."""
+    """End with a line at SIGTERM, as at Ctrl-C, wherever no training takes it to save first.
+
+    Python drops what is raised while it collects garbage; a stop that is lost so is sent again.
+    """
 
     def stop(signum: int, frame: Any) -> None:
         raise Interrupted(signum, "stopped; the same command goes on")
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def send_again(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, Interrupted | KeyboardInterrupt):
+            hook(dropped)
+            return
+        signum = getattr(dropped.exc_value, "signum", signal.SIGINT)
+        again = threading.Timer(0.1, os.kill, (os.getpid(), signum))
+        again.daemon = True  # not waited for by a program that ends before
+        again.start()
+
+    before, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = send_again
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = hook
 
 
 def complain(error: object) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import numpy as np
 import programs
@@ -197,6 +198,23 @@ def test_sigterm_outside_a_training_ends_with_a_line(copy, monkeypatch):
     code, out, _ = programs.run_here(copy)
     assert code == 128 + signal.SIGTERM and out == "stopped; the same command goes on\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_that_python_drops_is_not_lost(tmp_path, monkeypatch, signum):
+    class Garbage:
+        def __del__(self):
+            os.kill(os.getpid(), signum)
+            time.sleep(0.01)  # the handler runs here, where no exception gets out
+
+    def work(*_):
+        Garbage()
+        for _ in range(1000):
+            time.sleep(0.01)
+
+    monkeypatch.setattr(programs.program(), "run", work)
+    code, out, err = programs.run_here(tmp_path)
+    assert (code, out, err) == (128 + signum, "stopped; the same command goes on\n", "")
 
 
 # Workdirs that cannot be used.
