@@ -44,7 +44,10 @@ def _start(workdir: Path) -> subprocess.Popen:
 
 def _finish(workdir: Path) -> str:
     process = _start(workdir)
-    output = process.communicate(timeout=300)[0]
+    try:
+        output = process.communicate(timeout=900)[0]
+    finally:
+        process.kill()
     assert process.returncode == 0, output
     return output
 
@@ -52,7 +55,7 @@ def _finish(workdir: Path) -> str:
 def _kill_once(workdir: Path, ready) -> None:
     """Start the run and kill -9 it as soon as `ready()` holds; fail if it ends before."""
     process = _start(workdir)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not ready():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
