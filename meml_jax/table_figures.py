@@ -73,18 +73,16 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
     """
     at = columns(lines)[-1:]
     measured = [x for x in lines if x.kind != "baseline" and x.named and set(at) & set(x.cells)]
-    rows = list(dict.fromkeys(line.row for line in measured))
-    if len(rows) < 2:
+    if len({line.row for line in measured}) < 2:
         return False
     with matplotlib.rc_context(figures.STYLE):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         ax = figure.subplots()
-        for line in measured:
-            cell, trained = line.cells[at[0]], [r["meta_train"] for r in line.results]
-            seconds = float(np.mean([one["seconds"] for one in trained]))
-            look = _look(rows.index(line.row)) | {"capsize": 2, "elinewidth": 1, "ls": "none"}
-            half = 100 * cell.ci95
-            ax.errorbar(seconds, 100 * cell.accuracy, half, label=line.title, **look)
+        for i, line in enumerate(measured):
+            cell = line.cells[at[0]]
+            seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
+            look = _look(i) | {"capsize": 2, "elinewidth": 1, "ls": "none", "label": line.title}
+            ax.errorbar(seconds, 100 * cell.accuracy, 100 * cell.ci95, **look)
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -283,7 +283,7 @@ def _mean(line: Line, get: Callable[[Any], float | None], form: str = ".0f") -> 
 def _all(line: Line, field: str) -> str:
     """List the values of a field over the seeds, of trainings and tests, each once."""
     values = ((one["meta_train"].get(field), one.get(field)) for one in line.results)
-    return each_once(value for both in values for value in both if value)
+    return each_once(value for both in values for value in both if value) or "-"
 
 
 def _counts(line: Line) -> str:

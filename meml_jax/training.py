@@ -102,9 +102,8 @@ def train(
     Returns:
       {'steps', 'seconds', 'compile_seconds', 'steps_per_second', 'peak_bytes', 'commit', 'device'}
       of the whole training, earlier processes included; `seconds` counts steps, validation and
-      checkpoints.
-      `compile_seconds`, and `peak_bytes` of the compiled call, are those of the last process that
-      trained.
+      checkpoints. `compile_seconds`, and `peak_bytes` of the compiled call, are those of the last
+      process that trained.
 
     Raises:
       UserError: checkpoints of other settings; a loss or parameters that are not finite; a dead

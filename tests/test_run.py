@@ -301,6 +301,13 @@ def test_wrong_config_files(tmp_path, config, message):
     assert not (tmp_path / "run").exists()
 
 
+def refuse_config(folder, text):
+    """The error line for a config file of this text."""
+    path = folder / "mine.py"
+    path.write_text(text)
+    return programs.refuse(folder / "run", config=str(path), tiny=False)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -312,11 +319,7 @@ def test_wrong_config_files(tmp_path, config, message):
     ],
 )
 def test_a_config_file_with_an_error(tmp_path, text, message):
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    assert f"error: {tmp_path}/{message}" in programs.refuse(
-        tmp_path / "run", config=str(path), tiny=False
-    )
+    assert f"error: {tmp_path}/{message}" in refuse_config(tmp_path, text)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +330,7 @@ def test_a_config_file_with_an_error(tmp_path, text, message):
     ],
 )
 def test_a_config_file_without_settings(tmp_path, text, message):
-    path = tmp_path / "mine.py"
-    path.write_text(text)
-    assert message in programs.refuse(tmp_path / "run", config=str(path), tiny=False)
+    assert message in refuse_config(tmp_path, text)
 
 
 def test_paths_that_cannot_be(tmp_path):
