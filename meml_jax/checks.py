@@ -16,6 +16,7 @@ from meml_jax import (
     training,
 )
 from meml_jax.config import Config
+from meml_jax.embeddings import whitening
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
 from meml_jax.settings import flatten
@@ -52,8 +53,7 @@ def before_loading(config: Config) -> None:
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
-    if not 0 <= config.embedding.whiten <= 1:
-        raise UserError(f"embedding.whiten={config.embedding.whiten}, expected 0 (not at all) to 1")
+    whitening.check(config.embedding)
     if config.tasks.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
     get_learner(config.learner)

@@ -83,12 +83,10 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
             seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
             look = _look(i) | {"capsize": 2, "elinewidth": 1, "ls": "none", "label": line.title}
             ax.errorbar(seconds, 100 * cell.accuracy, 100 * cell.ci95, **look)
-        ax.set_xscale("log")
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:,.0f}"))
-        ax.tick_params(axis="x", which="both", labelsize=8)
-        ax.set(xlabel="seconds of meta-training", ylim=(0, None))
-        ax.set_ylabel(f"test accuracy at {label(at[0])} (%)")
+        ax.set(xlabel="seconds of meta-training", xlim=(0, None), ylim=(0, None))
+        kind = "classes" if _is_curve(at) else "ways,shots"
+        ax.set_ylabel(f"test accuracy at {label(at[0])} {kind} (%)")
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
         figure.suptitle(f"{title}: cost and accuracy, with 95 % interval", fontsize=11)
         figures.save(figure, path)

@@ -10,14 +10,19 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.types import UserError
 
 
+def check(config: EmbeddingConfig) -> None:
+    """Raise UserError where `whiten` does not lie in [0, 1]."""
+    if not 0 <= config.whiten <= 1:
+        raise UserError(f"embedding.whiten={config.whiten}, expected 0 (not at all) to 1")
+
+
 def rescale(embeddings: np.ndarray, config: EmbeddingConfig) -> np.ndarray:
     """Whiten and scale to length 1, in this order, as far as `whiten` and `normalize` ask for.
 
     Raises:
-      UserError: `whiten` does not lie in [0, 1].
+      UserError: as `check`.
     """
-    if not 0 <= config.whiten <= 1:
-        raise UserError(f"embedding.whiten={config.whiten}, expected 0 (not at all) to 1")
+    check(config)
     embeddings = whiten(embeddings, config.whiten) if config.whiten else embeddings
     return l2_normalize(embeddings) if config.normalize else embeddings
 
