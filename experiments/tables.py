@@ -29,7 +29,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 import run
 
-from meml_jax import checks, comparison, curves, sharing, table_report, tables
+from meml_jax import checks, comparison, curves, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import expand_home, write_atomic
@@ -180,8 +180,8 @@ def write_report(table: tables.Table) -> None:
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
     """Write the commands that make what the lines hold, from the settings stored with it."""
     rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
-    for line in table_report.trainings(lines):
-        config = table_report.config_of(line)
+    for line in table_sheets.trainings(lines):
+        config = table_sheets.config_of(line)
         flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
         rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [

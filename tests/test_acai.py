@@ -14,7 +14,7 @@ import tiny
 from meml_jax import checkpoints, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
-from meml_jax.embeddings import acai
+from meml_jax.embeddings import acai, autoencoder
 from meml_jax.types import UserError
 
 SHAPE = (7, 7, 1)  # every fourth pixel: 8x8 after padding, a code of 4x4x2
@@ -49,7 +49,7 @@ def fit(images, config, folder=None, seed=0, report=lambda line: None):
 
 def linear_model():
     """Code: pixels times 2; decoder: times 'decoder'; critic: 'critic' times the sum of pixels."""
-    return acai.Model(
+    return autoencoder.Model(
         init=lambda key: {},
         encode=lambda params, x: params["encoder"] * x,
         decode=lambda params, z: params["decoder"] * z,
@@ -150,10 +150,10 @@ def test_each_loss_trains_its_own_networks():
 )  # fmt: skip
 def test_shapes(shape, depth, dim, code):
     config = settings(depth=depth, dim=dim)
-    model = acai.make_model(config, shape)
+    model = autoencoder.make_model(config, shape)
     params = jax.eval_shape(model.init, jax.random.key(0))
     images = jax.ShapeDtypeStruct((2, *shape), jnp.uint8)
-    x = jax.eval_shape(functools.partial(acai.prepare, depth=depth), images)
+    x = jax.eval_shape(functools.partial(autoencoder.prepare, depth=depth), images)
     z = jax.eval_shape(model.encode, params, x)
     assert z.shape == (2, *code)
     assert jax.eval_shape(model.decode, params, z).shape == x.shape
@@ -163,14 +163,14 @@ def test_shapes(shape, depth, dim, code):
 
 def test_the_border_is_repeated():
     image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
-    grown = np.asarray(acai.prepare(jnp.asarray(image), 2))[0, :, :, 0] * 255
+    grown = np.asarray(autoencoder.prepare(jnp.asarray(image), 2))[0, :, :, 0] * 255
     np.testing.assert_allclose(grown[:3, :3], image[0, :, :, 0], atol=1e-5)
     np.testing.assert_allclose(grown[3], [6, 7, 8, 8], atol=1e-5)
 
 
 def test_a_convolution_keeps_the_size():
     x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype(np.float32)
-    y, variables = acai.same_conv(3).init_with_output(jax.random.key(0), x)
+    y, variables = autoencoder.same_conv(3).init_with_output(jax.random.key(0), x)
     kernel = np.asarray(variables["params"]["kernel"])
     padded = np.pad(x[0], ((1, 1), (1, 1), (0, 0)))
     expected = np.array(
@@ -205,8 +205,10 @@ def test_training_reconstructs_and_interpolates(glyphs, trained):
     back = acai.decode_between(params, glyphs[3:6], glyphs[:3], [0, 0.5, 1], settings())
     np.testing.assert_allclose(back[:, ::-1], between, atol=1e-5)
     # By the modules themselves: encoder, mean of the codes, decoder, 7x7 of 8x8.
-    model = acai.make_model(settings(), SHAPE)
-    codes = [model.encode(params, acai.prepare(jnp.asarray(glyphs[i : i + 1]), 1)) for i in (0, 3)]
+    model = autoencoder.make_model(settings(), SHAPE)
+    codes = [
+        model.encode(params, autoencoder.prepare(jnp.asarray(glyphs[i : i + 1]), 1)) for i in (0, 3)
+    ]
     middle = model.decode(params, (codes[0] + codes[1]) / 2)[:, :7, :7]
     np.testing.assert_allclose(between[0, 1], np.clip(middle, 0, 1)[0], atol=1e-5)
     np.testing.assert_allclose(z[0], codes[0].ravel(), atol=1e-5)

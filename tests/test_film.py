@@ -17,8 +17,9 @@ from jax import lax
 from meml_jax import film, heads, losses, meta_train
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt
+from meml_jax.layers import CONTEXT_SIZE, STRIDES
 from meml_jax.learners import LEARNERS
-from meml_jax.networks import CONTEXT_SIZE, STRIDES, after_stem
+from meml_jax.networks import after_stem
 from meml_jax.types import Batch
 
 LEARNER = LEARNERS["oml_film"]

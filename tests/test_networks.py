@@ -10,8 +10,9 @@ import tiny
 from jax import lax
 
 from meml_jax.config import NetworkConfig
+from meml_jax.layers import STRIDES
 from meml_jax.learners import LEARNERS
-from meml_jax.networks import STRIDES, make_network, reset_class_rows
+from meml_jax.networks import make_network, reset_class_rows
 from meml_jax.types import UserError
 
 

@@ -19,7 +19,7 @@ import programs
 import pytest
 import scipy.stats
 
-from meml_jax import checks, comparison, paper, sharing, table_report, tables
+from meml_jax import checks, comparison, paper, sharing, table_report, table_sheets, tables
 from meml_jax.config import Config
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice
@@ -373,7 +373,7 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     )
     found = {line.title: (line.seeds, line.steps) for line in lines if line.row == "meml"}
     assert found["MEML (seeds 0)"] == ((0,), 10_000) and found["MEML (seeds 1)"] == ((1,), 40_000)
-    text = table_report.make_sheets(table("omniglot"), lines)[0].text
+    text = table_sheets.make_sheets(lines)[0].text
     assert "Rows differ in meta-steps." in text
 
 

@@ -13,91 +13,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from jax import lax
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
-from meml_jax.meta_train import apply_meta_grad, repeat, to_float
-from meml_jax.networks import Conv
-from meml_jax.types import Array, Metrics, Params, TrainState, UserError
+from meml_jax.embeddings.autoencoder import Model, around, make_model, prepare
+from meml_jax.meta_train import apply_meta_grad, repeat
+from meml_jax.types import Array, Metrics, Params, TrainState
 
-SLOPE = 0.2  # of the leaky ReLU below 0
 TRAINED_BY = (
     "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
 )  # fmt: skip
 METRICS = ("loss", "reconstruction", "fooling", "critic")
-
-_leaky = functools.partial(nn.leaky_relu, negative_slope=SLOPE)
-_weight_init = nn.initializers.variance_scaling(1 / (1 + SLOPE**2), "fan_in", "normal")
-
-
-def same_conv(channels: int, size: int = 3) -> Conv:
-    """Build a convolution that keeps the size of its images, zeros around."""
-    return Conv(channels, size, stride=1, padding=size // 2, kernel_init=_weight_init)
-
-
-class Encoder(nn.Module):
-    """f, and the critic's body: blocks of two convolutions that double the channels, then halving.
-
-    [N, S, S, C] -> [N, S / 2^depth, S / 2^depth, outputs].
-    """
-
-    width: int
-    depth: int
-    outputs: int
-
-    @nn.compact
-    def __call__(self, images: Array) -> Array:
-        """Encode; the last layer is linear."""
-        x = same_conv(self.width, 1)(images)
-        for block in range(self.depth):
-            for _ in range(2):
-                x = _leaky(same_conv(self.width << block)(x))
-            n, height, width, channels = x.shape
-            x = x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
-        return same_conv(self.outputs)(_leaky(same_conv(self.width << self.depth)(x)))
-
-
-class Decoder(nn.Module):
-    """g, the encoder backwards: two convolutions, then every pixel becomes four."""
-
-    width: int
-    depth: int
-    channels: int
-
-    @nn.compact
-    def __call__(self, z: Array) -> Array:
-        """Decode [N, S / 2^depth, S / 2^depth, K] -> images [N, S, S, channels], unbounded."""
-        x = z
-        for block in reversed(range(self.depth)):
-            for _ in range(2):
-                x = _leaky(same_conv(self.width << block)(x))
-            n, height, width, channels = x.shape
-            four = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
-            x = four.reshape(n, 2 * height, 2 * width, channels)
-        return same_conv(self.channels)(_leaky(same_conv(self.width)(x)))
-
-
-class Model(NamedTuple):
-    """Pure functions of the parameters {'encoder', 'decoder', 'critic'}.
-
-    Attributes:
-      init: key -> params.
-      encode: (params, images [N, H, W, C]) -> z [N, h, w, k].
-      decode: (params, z) -> images [N, H, W, C].
-      criticise: (params, images) -> guess of alpha [N].
-    """
-
-    init: Callable[[Array], Params]
-    encode: Callable[[Params, Array], Array]
-    decode: Callable[[Params, Array], Array]
-    criticise: Callable[[Params, Array], Array]
 
 
 def autoencoder_loss(
@@ -157,61 +89,6 @@ def losses(
     guess = model.criticise(params, lax.stop_gradient(blend))
     critic = critic_loss(guess, alpha, model.criticise(params, lax.stop_gradient(real)))
     return own + critic, metrics | {"loss": own, "critic": critic}
-
-
-def around(image_shape: tuple[int, ...], depth: int) -> tuple[tuple[int, int], ...]:
-    """Rows and columns to add before and after, so that the sides can be halved `depth` times."""
-    missing = [-side % 2**depth for side in image_shape[:2]]
-    return tuple((gap // 2, gap - gap // 2) for gap in missing)
-
-
-def prepare(images: Array, depth: int) -> Array:
-    """Bring uint8 images to [0, 1] and repeat their border until `around` is filled."""
-    return jnp.pad(to_float(images), ((0, 0), *around(images.shape[1:], depth), (0, 0)), "edge")
-
-
-def make_model(config: EmbeddingConfig, image_shape: tuple[int, int, int]) -> Model:
-    """Build the networks for images of a shape (H, W, C) that is made to fit by `prepare`.
-
-    Raises:
-      UserError: `embedding.dim` cannot be spread over the positions that are left.
-    """
-    for field in ("width", "depth"):
-        if getattr(config, field) < 1:
-            raise UserError(f"embedding.{field}={getattr(config, field)}, expected at least 1")
-    gaps = around(image_shape, config.depth)
-    padded = [side + sum(gap) for side, gap in zip(image_shape[:2], gaps, strict=True)]
-    code = [side >> config.depth for side in padded]
-    if config.dim < 1 or config.dim % (code[0] * code[1]):
-        raise UserError(
-            f"embedding.dim={config.dim}, expected a multiple of {code[0] * code[1]}: images of "
-            f"{image_shape[0]}x{image_shape[1]} pixels become {code[0]}x{code[1]} positions after "
-            f"embedding.depth={config.depth} halvings"
-        )
-    outputs = config.dim // (code[0] * code[1])
-    encoder = Encoder(config.width, config.depth, outputs)
-    decoder = Decoder(config.width, config.depth, image_shape[2])
-
-    def init(key: Array) -> Params:
-        encoder_key, decoder_key, critic_key = jax.random.split(key, 3)
-        images = jnp.zeros((1, *padded, image_shape[2]))
-        variables = {
-            "encoder": encoder.init(encoder_key, images),
-            "decoder": decoder.init(decoder_key, jnp.zeros((1, *code, outputs))),
-            "critic": encoder.init(critic_key, images),
-        }
-        return {role: tree["params"] for role, tree in variables.items()}
-
-    def apply(module: nn.Module, role: str) -> Callable[[Params, Array], Array]:
-        return lambda params, x: module.apply({"params": params[role]}, x)  # type: ignore[return-value]
-
-    body = apply(encoder, "critic")
-    return Model(
-        init=init,
-        encode=apply(encoder, "encoder"),
-        decode=apply(decoder, "decoder"),
-        criticise=lambda params, images: jnp.mean(body(params, images), axis=(1, 2, 3)),
-    )
 
 
 def init_state(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from flax import linen as nn
 
-from meml_jax.networks import Conv
+from meml_jax.layers import Conv
 from meml_jax.types import Array
 
 # (width as a share of `channels`, kernel, stride, whether a max pooling follows): AlexNet with 5x5

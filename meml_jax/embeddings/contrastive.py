@@ -20,8 +20,9 @@ from jax import lax
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
 from meml_jax.embeddings import fitting
+from meml_jax.layers import FEN
 from meml_jax.meta_train import apply_meta_grad, repeat, to_float
-from meml_jax.networks import FEN, check_image_size
+from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Metrics, Params, TrainState
 
 PROJECTION = 128  # width of the projection head, and of what it returns

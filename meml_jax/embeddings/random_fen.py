@@ -13,8 +13,9 @@ from flax import linen as nn
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
+from meml_jax.layers import FEN
 from meml_jax.meta_train import to_float
-from meml_jax.networks import FEN, check_image_size
+from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Params, UserError
 
 
