@@ -143,6 +143,10 @@ def load(config: Config) -> Dataset:
     return dataset
 
 
+# What a seed is finished with, by the last stage that is asked for.
+PRODUCTS = {"test": ("results.json",)} | dict.fromkeys(
+    ("report", "all"), ("results.json", "report.md")
+)
 Around = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -165,16 +169,27 @@ def run(
         if config.seeds == 1:
             do_stages(config, dataset, workdir, last, around)
             return
+        files = PRODUCTS.get(last, ())
         for one, folder in seeds.runs(config, workdir):
-            if seeds.finished(one, dataset, folder):
+            if files and seeds.finished(one, dataset, folder, files=files):
                 say(f"seed {one.seed}: reuses {folder}")
                 continue
             say(f"seed {one.seed}: in {folder}")
             with open_workdir(folder, one):
                 do_stages(one, dataset, folder, last, around)
-        if last in ("all", "report"):
-            path = devices.first_only(seeds.write_report)(config, dataset, workdir)
-            say(f"report on {config.seeds} seeds: {path}")
+        if files:
+            sum_up(config, dataset, workdir, report=files[-1] == "report.md")
+
+
+@devices.first_only
+def sum_up(config: Config, dataset: Dataset, workdir: Path, *, report: bool) -> None:
+    """Put the results of several seeds together, and report on them."""
+    found = seeds.write_results(config, dataset, workdir)
+    if report:
+        path = seeds.write_report(config, dataset, workdir, found)
+        say(f"report on {config.seeds} seeds: {path}")
+    else:
+        say(f"results of {config.seeds} seeds: {workdir / 'results.json'}")
 
 
 def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around: Around) -> None:

@@ -51,8 +51,10 @@ def check(config: Config, workdir: Path) -> None:
         )
 
 
-def finished(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any] | None:
-    """Return the results of a run whose every stage is done with this config and these images."""
+def finished(
+    config: Config, dataset: Dataset, folder: Path, *, files: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return the results of a run of this config and these images that has all `files`, or None."""
     found = read_json(folder / "results.json") or {}
     wanted = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
@@ -60,7 +62,7 @@ def finished(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any] |
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
     }
-    whole = (folder / "report.md").is_file()
+    whole = all((folder / name).is_file() for name in files)
     return found if whole and {name: found.get(name) for name in wanted} == wanted else None
 
 
@@ -135,16 +137,21 @@ def combine_points(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
 
 
-def write_report(config: Config, dataset: Dataset, workdir: Path) -> Path:
-    """Write `results.json`, `report.md` and the accuracy curve of all seeds."""
+def write_results(config: Config, dataset: Dataset, workdir: Path) -> dict[str, Any]:
+    """Write and return `results.json` of all seeds; a report on others before them goes."""
     parts = []
     for one, folder in runs(config, workdir):
-        if (results := finished(one, dataset, folder)) is None:
+        if (results := finished(one, dataset, folder, files=())) is None:
             raise UserError(f"{folder} is not finished; the same command goes on with it")
         parts.append(results)
     found = combine(parts, config)
-    (workdir / "report.md").unlink(missing_ok=True)  # it is on the results before these
+    (workdir / "report.md").unlink(missing_ok=True)
     write_json(workdir / "results.json", found)
+    return found
+
+
+def write_report(config: Config, dataset: Dataset, workdir: Path, found: Mapping[str, Any]) -> Path:
+    """Write `report.md` and the accuracy curve of all seeds from the results of `write_results`."""
     names = []
     if not config.episodes.ways:
         names = ["figures/accuracy.png"]

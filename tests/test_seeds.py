@@ -122,10 +122,17 @@ def test_two_seeds_are_two_runs_and_a_finished_one_is_skipped(tmp_path):
     # Stopped before the second one's report.
     before = programs.times(tmp_path / "seed3")
     (tmp_path / "seed4" / "report.md").unlink()
-    lines = programs.succeed(tmp_path, "--stage=train", call=run)
+    lines = programs.succeed(tmp_path, "--stage=report", call=run)
     assert f"seed 3: reuses {tmp_path / 'seed3'}" in lines
     assert any(line.startswith("train: reuses 4 steps") for line in lines)
     assert programs.times(tmp_path / "seed3") == before
+    assert programs.results(tmp_path) == found
+
+    # Tested in another way: the results of all seeds follow, their report is of the old ones.
+    lines = programs.succeed(tmp_path, "--stage=test", call=run, test__queries=1)
+    assert lines[-1] == f"results of 2 seeds: {tmp_path / 'results.json'}"
+    assert programs.results(tmp_path)["config"]["test"]["queries"] == 1
+    assert not (tmp_path / "report.md").exists()
 
     before = programs.snapshot(tmp_path)
     error = programs.refuse(tmp_path, call=run, network__hidden=8)
