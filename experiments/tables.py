@@ -32,7 +32,7 @@ import run
 from meml_jax import checks, comparison, curves, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import expand_home, write_atomic
+from meml_jax.files import expand_home, lock, write_atomic
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
@@ -140,7 +140,7 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
         row, seed = name = next(iter(left))
         config, workdir = left.pop(name), workdir_of(*name)
         title = f"{row}, seed {seed}"
-        with sharing.lock(workdir.with_name(f".{workdir.name}.lock")) as ours:
+        with lock(workdir.with_name(f".{workdir.name}.lock")) as ours:
             if finished(config, workdir):
                 run.say(f"== {title}: finished, in {workdir}")
                 continue

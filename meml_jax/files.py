@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -41,6 +42,30 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
             f"cannot write {path} ({error.strerror or error}); make room or the folder writable, "
             "then the same command goes on"
         ) from error
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock file while in use: yields whether it is ours, which it is after waiting.
+
+    Raises:
+      UserError: the file cannot be made or locked.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            ours = True
+        except BlockingIOError:
+            ours = False
+        except OSError as error:
+            raise UserError(
+                f"cannot lock {path} ({error.strerror}), which keeps two processes apart; use a "
+                "folder on a file system with locks"
+            ) from None
+        yield ours
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ anew what does not fit.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from meml_jax import rounds
 from meml_jax.config import Config
-from meml_jax.files import read_json, writing
+from meml_jax.files import lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 from meml_jax.workdir import TRAINING, fingerprint
@@ -106,30 +105,6 @@ def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | Non
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other
     return None
-
-
-@contextlib.contextmanager
-def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock file while in use: yields whether it is ours, which it is after waiting.
-
-    Raises:
-      UserError: the file cannot be made or locked.
-    """
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            ours = True
-        except BlockingIOError:
-            ours = False
-        except OSError as error:
-            raise UserError(
-                f"cannot lock {path} ({error.strerror}), which keeps two processes apart; use a "
-                "--results on a file system with locks"
-            ) from None
-        yield ours
 
 
 def _lock_path(results: Path, stage: str, digest: str) -> Path:

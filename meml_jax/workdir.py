@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import numpy as np
 from meml_jax import devices
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import UNFINISHED, read_npz, write_json
+from meml_jax.files import UNFINISHED, lock, read_npz, write_json
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
@@ -80,24 +79,15 @@ def _claim(workdir: Path, config: Config) -> contextlib.AbstractContextManager[A
         strangers = [p for p in workdir.iterdir() if not p.name.startswith(ours)]
         if strangers:
             _stored_config(workdir, f"{workdir} is not empty and not a workdir")
-        lock = (workdir / ".lock").open("w")
     except OSError as error:
         raise UserError(
             f"cannot write to the workdir {workdir} ({error.strerror}); use another --workdir"
         ) from None
     with contextlib.ExitStack() as claim:
-        claim.enter_context(lock)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not claim.enter_context(lock(workdir / ".lock")):
             raise UserError(
                 f"another process works in {workdir}; wait for it or use another --workdir"
-            ) from None
-        except OSError as error:
-            raise UserError(
-                f"cannot lock {workdir / '.lock'} ({error.strerror}), which keeps two processes "
-                "apart; use a --workdir on a file system with locks"
-            ) from None
+            )
         for path in workdir.rglob(f".*{UNFINISHED}"):  # of a process that was killed
             below = workdir / path.relative_to(workdir).parts[0]
             if not (below / ".lock").is_file():  # else a workdir in itself, perhaps in use

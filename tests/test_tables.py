@@ -19,7 +19,7 @@ import programs
 import pytest
 import scipy.stats
 
-from meml_jax import checks, comparison, paper, sharing, table_report, table_sheets, tables
+from meml_jax import checks, comparison, files, paper, sharing, table_report, table_sheets, tables
 from meml_jax.config import Config
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice
@@ -461,7 +461,7 @@ def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_pat
 
 def test_rows_of_another_process_are_left_to_it(tmp_path, mini, done):
     flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=oracle,meml")
-    with sharing.lock(tmp_path / "mini" / "oracle" / ".seed0.lock") as ours:
+    with files.lock(tmp_path / "mini" / "oracle" / ".seed0.lock") as ours:
         assert ours
         code, out, _ = call(*flags)
     assert code == 0 and done == [("meml", 0)]
@@ -473,7 +473,7 @@ def test_a_row_waits_for_what_another_process_makes(tmp_path, mini, done):
     config = tables.settings(one, "meml", ROOT, Choice("smoke"), seed=0)
     path = sharing._lock_path(tmp_path, "embed", sharing.key("embed", config))
     flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=meml,oracle")
-    with sharing.lock(path):
+    with files.lock(path):
         assert sharing.busy(config, tmp_path / "mini" / "meml" / "seed0", tmp_path)
         code, out, _ = call(*flags)
     # The oracle needs no embedding, so it comes first; then the row is begun, to wait there.

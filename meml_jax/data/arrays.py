@@ -108,7 +108,8 @@ def read_npz(
     check("X", x, ok, "uint8 [N, H, W] or [N, H, W, 1 or 3] with values 0..255")
     if y is not None:
         ok = np.issubdtype(y.dtype, np.integer) and y.size == len(x) == len(y) and y.min() >= 0
-        check("Y", y, ok, f"integers [{len(x)}], 0 or above")
+        ok = ok and y.max() <= np.iinfo(np.int64).max
+        check("Y", y, ok, f"integers [{len(x)}], from 0 to 2^63 - 1")
         y = y.reshape(-1).astype(np.int64)
     if z is not None:
         ok = np.issubdtype(z.dtype, np.floating) and z.ndim == 2 and len(z) == len(x)
