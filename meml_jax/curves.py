@@ -85,7 +85,7 @@ def evaluators(
             jax.random.fold_in(key, num_classes),
             head_params,
             pool("test", stream),
-            pool("validation", stream),
+            pool("test" if every_class else "validation", stream),  # `released` has no validation
             settings,
             network=head,
             num_classes=num_classes,
