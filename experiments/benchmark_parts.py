@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import benchmark_cases as lib
+import benchmark_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from benchmark_cases import Case, Rounds, Sizes, Time, interleave, make_problem, steps_case
 
 from meml_jax import clustering, meta_test
-from meml_jax.config import ClusteringConfig, InnerConfig, NetworkConfig, TasksConfig, TestConfig
+from meml_jax.config import ClusteringConfig, NetworkConfig, TasksConfig, TestConfig
 from meml_jax.learners import LEARNERS
-from meml_jax.networks import Network, make_network
+from meml_jax.networks import make_network
 from meml_jax.trajectories import Pool
 from meml_jax.types import TaskTable
 
@@ -124,54 +124,6 @@ def breakdown(sizes: Sizes, rounds: Rounds) -> list[Row]:
             for name, t in found.items()
         ]
     return rows
-
-
-def memory(sizes: Sizes, rounds: Rounds) -> list[Row]:
-    """Read the memory that compiled meta-gradients need, and time each once a round."""
-    config = NetworkConfig(channels=sizes.channels, hidden=sizes.hidden)
-    cases: dict[str, Case] = {}
-    needed: dict[str, int] = {}
-
-    def measure(name: str, row: str, *, in_the_loop: bool = False, **form: Any) -> None:
-        problem = make_problem(row, np.full(sizes.outputs[0], 20), network=config)
-        params, task = jax.tree.map(jnp.array, (problem.state.params, lib.drawn_task(problem)))
-        if in_the_loop:
-            form["network"] = encoding_in_the_loop(problem.network)
-        compiled = jax.jit(lib.gradient(problem, **form)).lower(params, task).compile()
-        needed[name] = _temp_bytes(compiled)
-        cases[name] = Case(functools.partial(compiled, params, task))
-
-    # Not known to be plain SGD, this optimizer gets the general loop, which copies all kernels.
-    plain = dataclasses.replace(LEARNERS["oml"], optimizer=lambda lr, params: optax.sgd(lr))
-    remat = InnerConfig(remat=True)
-    measure("meml", "meml")
-    measure("meml, encoded in the loop", "meml", in_the_loop=True)
-    measure("oml", "oml")
-    measure("oml, plain loop", "oml", learner=plain)
-    measure("oml, plain loop, remat", "oml", learner=plain, inner=remat)
-    whole = "oml, plain loop, encoded in it"
-    measure(whole, "oml", learner=plain, in_the_loop=True)
-    measure(f"{whole}, remat", "oml", learner=plain, in_the_loop=True, inner=remat)
-    found = interleave(cases, dataclasses.replace(rounds, seconds=rounds.seconds / 3, least=1))
-    return [
-        {
-            "name": name,
-            "temp_mb": needed[name] / 1e6,
-            "of_oml_encoded_in_it": needed[name] / needed[whole],
-            "ms": found[name].ms,
-            "cpu_ms": found[name].cpu_ms,
-        }
-        for name in cases
-    ]
-
-
-def _temp_bytes(compiled: Any) -> int:
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
-def encoding_in_the_loop(network: Network) -> Network:
-    """Make the network that encodes in every inner step, as the authors' code does."""
-    return network._replace(stem=lambda params, images: images, tail=network.encode)
 
 
 def stream(sizes: Sizes, rounds: Rounds) -> list[Row]:
@@ -298,7 +250,7 @@ PARTS: dict[str, Callable[[Sizes, Rounds], Sequence[Row]]] = {
     "peak": peak,
     "steps": steps,
     "breakdown": breakdown,
-    "memory": memory,
+    "memory": benchmark_memory.memory,
     "stream": stream,
     "growth": growth,
     "kmeans": kmeans,

