@@ -64,7 +64,7 @@ def say(line: str) -> None:
 
 def table(rows: list[Row]) -> str:
     """Align rows as a Markdown table."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
+    columns = sorted({column for row in rows for column in row}, key=lambda c: (c != "name", c))
     cells = [columns, *([_cell(column, row.get(column)) for column in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     words = [isinstance(next((r[c] for r in rows if r.get(c)), ""), str) for c in columns]
