@@ -34,16 +34,16 @@ SETTINGS = (
 )
 
 
-def _start(workdir: Path) -> subprocess.Popen:
-    command = [sys.executable, "experiments/run.py", *SETTINGS, f"--workdir={workdir}"]
+def _start(workdir: Path, *flags: str) -> subprocess.Popen:
+    command = [sys.executable, "experiments/run.py", *SETTINGS, *flags, f"--workdir={workdir}"]
     return subprocess.Popen(
         command, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
 
-def _finish(workdir: Path) -> str:
-    process = _start(workdir)
+def _finish(workdir: Path, *flags: str) -> str:
+    process = _start(workdir, *flags)
     try:
         output = process.communicate(timeout=900)[0]
     finally:
@@ -52,9 +52,9 @@ def _finish(workdir: Path) -> str:
     return output
 
 
-def _kill_once(workdir: Path, ready) -> None:
+def _kill_once(workdir: Path, ready, *flags: str) -> None:
     """Start the run and kill -9 it as soon as `ready()` holds; fail if it ends before."""
-    process = _start(workdir)
+    process = _start(workdir, *flags)
     deadline = time.monotonic() + 900
     while not ready():
         assert process.poll() is None, process.communicate()[0]
@@ -62,6 +62,13 @@ def _kill_once(workdir: Path, ready) -> None:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
+
+
+def _saved_step(workdir: Path) -> int:
+    """Return the last step that is saved in a folder of checkpoints, 0 without any."""
+    folder = workdir / "checkpoints"
+    steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+    return max(steps, default=0)
 
 
 def _without_times(node):
@@ -76,15 +83,8 @@ def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     _finish(whole)
 
-    def trained(step: int) -> bool:
-        folder = killed / "checkpoints"
-        steps = (
-            [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-        )
-        return max(steps, default=0) >= step
-
-    _kill_once(killed, lambda: trained(20))
-    assert not trained(60)
+    _kill_once(killed, lambda: _saved_step(killed) >= 20)
+    assert _saved_step(killed) < 60
     _kill_once(killed, lambda: (killed / "points.json").exists())
     assert not (killed / "results.json").exists()
     output = _finish(killed)
@@ -101,3 +101,23 @@ def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
         records.append([{k: v for k, v in json.loads(x).items() if k != "time"} for x in lines])
     assert records[0] == records[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["contrastive", "acai"])
+def test_killed_while_it_embeds_equals_uninterrupted(tmp_path, name):
+    flags = (
+        f"--config.embedding.name={name}", "--config.embedding.channels=4",
+        "--config.embedding.dim=32", "--config.embedding.width=2", "--config.embedding.steps=200",
+        "--config.embedding.batch_size=8", "--config.embedding.checkpoint_every=10",
+        "--stage=embed",
+    )  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    _finish(whole, *flags)
+    _kill_once(killed, lambda: _saved_step(killed / "embedding") >= 20, *flags)
+    assert _saved_step(killed / "embedding") < 200 and not (killed / "embeddings.npz").exists()
+    assert "embed: goes on from step" in _finish(killed, *flags)
+    ours, theirs = (np.load(workdir / "embeddings.npz") for workdir in (killed, whole))
+    assert sorted(ours) == sorted(theirs)
+    for key in ours:
+        np.testing.assert_array_equal(ours[key], theirs[key], err_msg=key)
