@@ -6,6 +6,7 @@ import numpy as np
 
 from meml_jax import (
     balance,
+    clustering,
     devices,
     embeddings,
     feed,
@@ -26,8 +27,6 @@ LEAST = {
     "seeds": 1,
     "network.channels": 1,
     "network.hidden": 1,
-    "clustering.num_init": 1,
-    "clustering.max_iter": 1,
     "tasks.num_random_query": 0,
     "inner.lr": 0,
 }
@@ -54,6 +53,7 @@ def before_loading(config: Config) -> None:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
     whitening.check(config.embedding)
+    clustering.check(config.clustering)
     if config.tasks.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
     get_learner(config.learner)
@@ -81,6 +81,7 @@ def before_training(config: Config, dataset: Dataset) -> None:
                 f"clustering.num_clusters={clusters}, expected 2 to the number of training images, "
                 f"{images}"
             )
+        clustering.check(config.clustering, images)
         if config.embedding.name != "npz":
             embeddings.get_fit(config.embedding.name)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.cluster import KMeans, MiniBatchKMeans
+from sklearn.cluster import AgglomerativeClustering, KMeans, MiniBatchKMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.metrics.cluster import contingency_matrix
 from threadpoolctl import threadpool_limits
@@ -18,6 +18,9 @@ from meml_jax.types import UserError
 ROWS = 50_000  # looked at together, which bounds the memory that a large set takes
 SAMPLE = 20_000  # rows on which mini-batch k-means is judged
 MIN_GAIN = 1e-3  # relative gain on them under which another pass is not worth its time
+
+INITS = ("k-means++", "ward")
+WARD_ROWS = 50_000  # their distances take 10 GB
 
 AGREEMENT = ("purity", "nmi", "adjusted_rand")
 
@@ -64,6 +67,32 @@ def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -
         )
 
 
+def check(config: ClusteringConfig, rows: int | None = None) -> None:
+    """Refuse what no embeddings, or so many `rows` of them, could be clustered with.
+
+    Raises:
+      UserError: names the field.
+    """
+    for field in ("num_init", "max_iter"):
+        if getattr(config, field) < 1:
+            raise UserError(f"clustering.{field}={getattr(config, field)}, expected at least 1")
+    if config.init not in INITS:
+        raise UserError(f"clustering.init={config.init!r}, expected one of {INITS}")
+    if config.init != "ward":
+        return
+    if config.num_init > 1:
+        raise UserError(
+            f"clustering.num_init={config.num_init}, expected 1: Ward's clusters, from which "
+            "clustering.init='ward' starts, are the same each time"
+        )
+    most = min(WARD_ROWS, config.minibatch_above)
+    if rows is not None and rows > most:
+        raise UserError(
+            f"clustering.init='ward' keeps the distance of any two of {rows} embeddings, expected "
+            f"at most {most}; use 'k-means++'"
+        )
+
+
 def cluster(
     embeddings: np.ndarray,
     config: ClusteringConfig,
@@ -75,7 +104,12 @@ def cluster(
 
     Runs on one thread: sums of several threads add up in any order, and the same seed shall give
     the same labels everywhere. Beyond the embeddings themselves it takes memory for one more copy
-    of them up to `minibatch_above` rows, and for a few batches above.
+    of them up to `minibatch_above` rows, and for a few batches above; with `init='ward'` for
+    N^2 / 2 distances of 8 bytes.
+
+    `init='ward'` starts from the means of the k clusters that Ward's method (1963) ends with: of
+    all pairs it merges, again and again, the one that adds least to the inertia. With many clusters
+    of few rows each, k-means++ puts several centres into one and leaves others without.
 
     Args:
       embeddings: float [N, D], finite; no copy is made of float32.
@@ -98,15 +132,17 @@ def cluster(
             f"clustering.num_clusters={requested}, but the {len(embeddings)} embeddings have "
             f"{distinct} distinct values; expected 1 to {distinct}"
         )
-    for field in ("num_init", "max_iter"):
-        if getattr(config, field) < 1:
-            raise UserError(f"clustering.{field}={getattr(config, field)}, expected at least 1")
+    check(config, len(embeddings))
     with threadpool_limits(1):
         if len(embeddings) > config.minibatch_above:
             labels, iterations, inertia = _mini_batch_k_means(embeddings, config, seed, progress)
         else:
             model = KMeans(
-                requested, n_init=config.num_init, max_iter=config.max_iter, random_state=seed
+                requested,
+                init=_ward_means(embeddings, requested) if config.init == "ward" else "k-means++",
+                n_init=config.num_init,
+                max_iter=config.max_iter,
+                random_state=seed,
             )
             labels = model.fit_predict(embeddings)
             iterations, inertia = int(model.n_iter_), float(model.inertia_)
@@ -114,6 +150,14 @@ def cluster(
     rank = np.argsort(np.argsort(first))
     info = ClusteringInfo(requested, len(first), iterations, inertia)
     return rank[inverse].astype(np.int32), info
+
+
+def _ward_means(embeddings: np.ndarray, k: int) -> np.ndarray:
+    """Mean embedding of each of the k clusters of Ward's method, float [k, D]."""
+    if len(embeddings) == k:  # each its own; scikit-learn wants two rows at least
+        return embeddings
+    labels = AgglomerativeClustering(k, linkage="ward").fit_predict(embeddings)
+    return np.stack([embeddings[labels == i].mean(axis=0) for i in range(k)])
 
 
 def _mini_batch_k_means(

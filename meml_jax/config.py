@@ -68,6 +68,7 @@ class ClusteringConfig:
     """The offline k-means stage."""
 
     num_clusters: int = 1100  # 0: chosen from the number of images and printed
+    init: str = "k-means++"  # where k-means starts: k-means++, or the means of Ward's clusters
     num_init: int = 1
     max_iter: int = 100
     minibatch_above: int = 100_000  # rows; larger sets use MiniBatchKMeans

@@ -115,7 +115,10 @@ def cluster(
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true, started = dataset.train.labels, time.monotonic()
     if z is not None:
-        say(f"cluster: k-means, {config.clustering.num_clusters} clusters of {len(z)} embeddings")
+        say(
+            f"cluster: k-means from {config.clustering.init}, {config.clustering.num_clusters} "
+            f"clusters of {len(z)} embeddings"
+        )
         progress = metrics.Progress(None, "cluster", unit="rows")
         labels, details = clustering.cluster(
             z, config.clustering, seed=config.seed, progress=progress

@@ -167,6 +167,44 @@ def test_labels_do_not_depend_on_the_number_of_threads():
     assert len(digests) == 1
 
 
+def test_ward_by_hand():
+    """0, 1 | 10, 12 | 30: the cheapest merges are 0 with 1 (adds 1/2) and 10 with 12 (adds 2)."""
+    points = np.array([0, 30, 10, 1, 12], np.float32)[:, None]
+    means = clustering._ward_means(points, 3)
+    np.testing.assert_allclose(np.sort(means[:, 0]), [0.5, 11, 30])
+    labels, info = cluster(points, 3, init="ward")
+    np.testing.assert_array_equal(labels, [0, 1, 2, 0, 2])
+    assert info.inertia == pytest.approx(2.5)
+    np.testing.assert_array_equal(cluster(points, 5, init="ward")[0], np.arange(5))
+    assert cluster(points[:1], 1, init="ward")[1].actual == 1
+
+
+def test_ward_ends_where_no_seed_plays_a_role_and_finds_many_small_clusters():
+    rng = np.random.default_rng(0)
+    own = np.repeat(np.arange(60), 5)
+    points = (6 * rng.normal(size=(60, 4))[own] + rng.normal(size=(300, 4))).astype(np.float32)
+    (labels, info), (again, _) = (cluster(points, 60, init="ward", seed=seed) for seed in (0, 1))
+    np.testing.assert_array_equal(labels, again)
+    assert_canonical(labels, 60)
+    plain = [cluster(points, 60, seed=seed) for seed in range(5)]
+    assert info.inertia < min(one.inertia for _, one in plain)
+    purity = [clustering.agreement(own, one)["purity"] for one in (labels, *(x for x, _ in plain))]
+    assert purity[0] > max(purity[1:])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"init": "random"}, r"clustering.init='random', expected one of \('k-means\+\+', 'ward'"),
+        ({"init": "ward", "num_init": 2}, "num_init=2, expected 1"),
+        ({"init": "ward", "minibatch_above": 20}, "any two of 30 embeddings, expected at most 20"),
+    ],
+)
+def test_starts_that_cannot_be(fields, message):
+    with pytest.raises(UserError, match=message):
+        cluster(blobs(30)[0], 5, **fields)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_rows_that_are_not_finite_are_named(bad):
     points, _ = blobs(50)
