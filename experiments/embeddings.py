@@ -6,14 +6,17 @@
 
 Each row is a run of `run.py --stage=cluster` in a folder of its own below the workdir, with the
 settings given and those of the row in `ROWS`; what is finished is reused and a stopped row goes on,
-as there. Prints the table, and leaves it in `WORKDIR/table.md`, the figures in
-`WORKDIR/ROW/figures`. True labels serve the table and the figures only.
+as there. Rows that differ in whitening and clustering only have one training. Prints the table, and
+leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/figures`. True labels serve the table
+and the figures only.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from meml_jax import checks, choices, embedding_report, rounds, stages
 from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import get_fit
-from meml_jax.files import write_atomic
+from meml_jax.files import write_atomic, writing
 from meml_jax.metrics import Progress
 from meml_jax.settings import override
 from meml_jax.types import Dataset, UserError
@@ -45,6 +48,12 @@ ROWS: dict[str, dict[str, Any]] = {
     "deepcluster": {"embedding.name": "deepcluster"},
     "sela": {"embedding.name": "sela"},
     "contrastive": {"embedding.name": "contrastive"},
+    "contrastive_whitened": {"embedding.name": "contrastive", "embedding.whiten": 0.5},
+    "contrastive_ward": {
+        "embedding.name": "contrastive",
+        "embedding.whiten": 0.5,
+        "clustering.init": "ward",
+    },
 }
 """What a row sets. Settings given on the command line hold for all rows, except these."""
 
@@ -66,15 +75,34 @@ def settings_of(row: str, config: Config) -> Config:
     return config
 
 
-def measure(config: Config, dataset: Dataset, workdir: Path) -> dict[str, Any]:
-    """Embed and cluster in a workdir, draw the figures: what stands in the table's row."""
+def copy_training(source: Path, target: Path) -> None:
+    """Copy the folder of a trained embedding, unless there is none or `target` has its own."""
+    if not source.is_dir() or target.exists():
+        return
+    half = target.with_name(f".{target.name}.copying")
+    with writing(target):
+        shutil.rmtree(half, ignore_errors=True)
+        shutil.copytree(source, half)
+        os.replace(half, target)
+
+
+def measure(
+    config: Config, dataset: Dataset, workdir: Path, trained: Path | None
+) -> dict[str, Any]:
+    """Embed and cluster in a workdir, draw the figures: what stands in the table's row.
+
+    `trained` is a finished row's workdir with the same embedding before whitening, if any.
+    """
+    first = rounds.folder(config, 1, workdir)
     with open_workdir(workdir, config):
+        if trained is not None:
+            copy_training(trained / "embedding", first / "embedding")
         z = rounds.embed(config, dataset, workdir, run.say)
         clusters = stages.cluster(config, dataset, z, workdir, run.say)
         if z is None:
             raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
         embedding_report.write(config, dataset, z, clusters, workdir)
-    info, first = clusters.info, rounds.folder(config, 1, workdir)
+    info = clusters.info
     return {
         "NMI": info["nmi"],
         "purity": info["purity"],
@@ -110,11 +138,15 @@ def compare(config: Config, workdir: Path, names: list[str]) -> None:
     progress = Progress(None, "images", unit="images")
     dataset = datasets.load(config.data, report=run.say, progress=progress)
     progress.close()
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
+    trained: dict[Config, Path] = {}
     for name, each in settings.items():
         run.say(f"== {name}")
         each = choices.complete(each, dataset, run.say)
-        rows[name] = measure(each, dataset, workdir / name)
+        same = override(each, {"embedding.whiten": 0.0, "embedding.normalize": False})
+        same = dataclasses.replace(same, clustering=Config().clustering)
+        rows[name] = measure(each, dataset, workdir / name, trained.get(same))
+        trained.setdefault(same, rounds.folder(each, 1, workdir / name))
         write_atomic(workdir / "table.md", table(rows))
     run.say(table(rows))
 

@@ -2,6 +2,9 @@
 
 import dataclasses
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -121,3 +124,30 @@ def test_the_figures_of_an_autoencoder(tmp_path):
     assert names[2:] == ["embedding_reconstructions", "embedding_interpolations"]
     for name in names:
         assert pixels(tmp_path / "figures" / f"{name}.png").std() > 5
+
+
+@pytest.mark.slow
+def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
+    script = "experiments/embeddings.py"
+    values = {
+        "data.num_classes": 20, "clustering.num_clusters": 10, "embedding.channels": 4,
+        "embedding.steps": 10, "embedding.batch_size": 8,
+    }  # fmt: skip
+    command = [
+        sys.executable, script, "--config=configs/quickstart.py:smoke", f"--workdir={tmp_path}",
+        "--rows=pixels,contrastive,contrastive_ward",
+        *(f"--config.{name}={value}" for name, value in values.items()),
+    ]  # fmt: skip
+    root = Path(__file__).parent.parent
+    lines = subprocess.run(
+        command, check=True, cwd=root, capture_output=True, text=True
+    ).stdout.splitlines()
+    ward = lines[lines.index("== contrastive_ward") :]
+    assert any(line.startswith("embed: reuses 10 steps of") for line in ward)
+    rows = (tmp_path / "table.md").read_text().splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [
+        "| pixels", "| contrastive", "| contrastive_ward"
+    ]  # fmt: skip
+    paths = (tmp_path / name / "embeddings.npz" for name in ("contrastive", "contrastive_ward"))
+    plain, whitened = (np.load(path)["embeddings"] for path in paths)
+    assert len(plain) == len(whitened) and not np.array_equal(plain, whitened)
