@@ -9,6 +9,9 @@ _FEW = (2, 4, 6, 8, 10)
 _SLIMAGENET = (5, 10, 20, 30, 40, 50)
 _CUB = (2, 10, 20, 30, 40)
 
+STEPS = {"omniglot": 40_000, "mini_imagenet": 200_000, "slimagenet64": 200_000}
+"""Meta-steps of the continual trainings, by dataset (supplement, Implementation Details)."""
+
 PAPER: dict[str, tuple[tuple[int, ...], dict[str, tuple[float, ...]]]] = {
     "omniglot": (
         _OMNIGLOT,

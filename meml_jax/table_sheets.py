@@ -76,11 +76,15 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     if chance:
         rows.append(["chance", "-", "-", "-", *(percent(chance.get(place)) for place in at)])
     head = "ways,shots" if at and not isinstance(at[0], int) else "classes"
-    steps = {line.steps for line in lines} - {None}
+    steps = {line.steps for line in lines if line.steps is not None}
     notes = dict.fromkeys(str(r["note"]) for line in lines for r in line.results if r.get("note"))
     facts = [text, *(f"Data: {note}." for note in notes)]
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
+    datasets = {r["dataset"] for line in lines for r in line.results}
+    longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)
+    if head == "classes" and max(steps, default=longer) < longer:
+        facts.append(f"The paper trains {longer:,} steps.")
     return Sheet(heading, " ".join(facts), [head, "steps", "seeds", "runs", *map(label, at)], rows)
 
 

@@ -374,7 +374,9 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     found = {line.title: (line.seeds, line.steps) for line in lines if line.row == "meml"}
     assert found["MEML (seeds 0)"] == ((0,), 10_000) and found["MEML (seeds 1)"] == ((1,), 40_000)
     text = table_sheets.make_sheets(lines)[0].text
-    assert "Rows differ in meta-steps." in text
+    assert "Rows differ in meta-steps." in text and "The paper trains" not in text
+    short = [line for line in lines if line.steps == 10_000]
+    assert "The paper trains 40,000 steps." in table_sheets.make_sheets(short)[0].text
 
 
 def test_what_cannot_be_read_is_left_out_and_said(stored, undrawn):
