@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-NARROW = 16  # channels up to which XLA's CPU convolution is faster than products of windows
-
 
 def conv2d(x: Array, kernel: Array, *, stride: int) -> Array:
     """Convolve without padding.
@@ -61,8 +59,6 @@ def _windows(x: Array, size: tuple[int, ...], stride: int) -> Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _conv(x: Array, kernel: Array, stride: int) -> Array:
     """The convolution, y."""
-    if _is_narrow(kernel.shape):
-        return native(x, kernel, stride)
     # The barriers keep XLA from computing slices and sums again inside the operands of a product.
     windows = lax.optimization_barrier(_windows(x, kernel.shape[:2], stride))
     return windows @ kernel.reshape(-1, kernel.shape[3])
@@ -71,11 +67,6 @@ def _conv(x: Array, kernel: Array, stride: int) -> Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _conv_input(y_bar: Array, kernel: Array, shape: tuple[int, ...], stride: int) -> Array:
     """The gradient with respect to x, of the given shape: windows added back into place."""
-    if stride == 1 and _is_narrow(kernel.shape):
-        # Each x is reached from a window of y_bar, seen through the kernel turned half round.
-        edges = [(k - 1, k - 1) for k in kernel.shape[:2]]
-        around = jnp.pad(y_bar, ((0, 0), *edges, (0, 0)))
-        return native(around, jnp.flip(kernel, (0, 1)).swapaxes(2, 3), 1)
     windows = lax.optimization_barrier(y_bar @ kernel.reshape(-1, kernel.shape[3]).T)
     image = jax.ShapeDtypeStruct(shape, windows.dtype)
     fold = jax.linear_transpose(lambda x: _windows(x, kernel.shape[:2], stride), image)
@@ -85,24 +76,10 @@ def _conv_input(y_bar: Array, kernel: Array, shape: tuple[int, ...], stride: int
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _conv_kernel(x: Array, y_bar: Array, size: tuple[int, int], stride: int) -> Array:
     """The gradient with respect to the kernel, of the given size."""
-
-    def of_rows(x: Array, height: int) -> Array:
-        windows = lax.optimization_barrier(_windows(x, (height, size[1]), stride))
-        # Contract the leading axes as they are: autodiff of `@` would transpose y_bar into a copy.
-        product = lax.dot_general(windows, y_bar, (((0, 1, 2), (0, 1, 2)), ((), ())))
-        return product.reshape(height, size[1], x.shape[3], y_bar.shape[3])
-
-    if not _is_narrow((x.shape[3], y_bar.shape[3])):
-        return of_rows(x, size[0])
-    # A row of the kernel at a time, whose windows the cache holds rather than all.
-    reach = (y_bar.shape[1] - 1) * stride + 1
-    rows = [of_rows(x[:, i : i + reach], 1) for i in range(size[0])]
-    return jnp.concatenate(rows)
-
-
-def _is_narrow(shape: tuple[int, ...]) -> bool:
-    """Tell whether a kernel [..., C, O] has few channels on both sides."""
-    return max(shape[-2:]) <= NARROW
+    windows = lax.optimization_barrier(_windows(x, size, stride))
+    # Contract the leading axes as they are: autodiff of `@` would transpose y_bar into a copy.
+    product = lax.dot_general(windows, y_bar, (((0, 1, 2), (0, 1, 2)), ((), ())))
+    return product.reshape(*size, x.shape[3], y_bar.shape[3])
 
 
 _PULLBACKS: dict[Any, Callable[..., tuple[Any, ...]]] = {

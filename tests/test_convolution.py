@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from meml_jax import convolution
 from meml_jax.convolution import _conv, conv2d
 
 CASES = [
@@ -19,10 +18,8 @@ CASES = [
 ]
 
 
-@pytest.fixture(autouse=True, params=[0, 16], ids=["wide", "narrow"])
-def _float64(request, monkeypatch):
-    """In float64, and with the forms of many channels and of few."""
-    monkeypatch.setattr(convolution, "NARROW", request.param)
+@pytest.fixture(autouse=True)
+def _float64():
     with jax.enable_x64(True):
         yield
 
