@@ -252,9 +252,14 @@ def sigterm_is_told() -> Iterator[None]:
             hook(dropped)
             return
         signum = getattr(dropped.exc_value, "signum", signal.SIGINT)
-        again = threading.Timer(0.1, os.kill, (os.getpid(), signum))
-        again.daemon = True  # not waited for by a program that ends before
-        again.start()
+        started = False
+        while not started:
+            again = threading.Timer(0.1, os.kill, (os.getpid(), signum))
+            again.daemon = True  # not waited for by a program that ends before
+            # On a busy machine the signal may come before the start is over, and be dropped too.
+            with contextlib.suppress(Interrupted, KeyboardInterrupt):
+                again.start()
+                started = True
 
     before, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
     sys.unraisablehook = send_again

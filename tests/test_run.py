@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
 import numpy as np
@@ -201,7 +202,18 @@ def test_sigterm_outside_a_training_ends_with_a_line(copy, monkeypatch):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_that_python_drops_is_not_lost(tmp_path, monkeypatch, signum):
+@pytest.mark.parametrize("delay", [0, 0.3], ids=["idle", "busy"])
+def test_a_stop_that_python_drops_is_not_lost(tmp_path, monkeypatch, signum, delay):
+    class SlowlyStarted(threading.Timer):
+        delays = [delay]
+
+        def start(self):
+            super().start()
+            if self.delays:
+                time.sleep(self.delays.pop())
+
+    monkeypatch.setattr(threading, "Timer", SlowlyStarted)
+
     class Garbage:
         def __del__(self):
             os.kill(os.getpid(), signum)
