@@ -182,12 +182,26 @@ def train(**settings):
     return call(state, jnp.int32(4), *data)
 
 
+def without_score_bias(tree):
+    """Set to 0 what belongs to the bias of the attention score.
+
+    The softmax cancels it: its gradient is rounding, of which Adam makes whole steps.
+    """
+
+    def keep(path, leaf):
+        own = "['attention']['output']['bias']" in jax.tree_util.keystr(path)
+        return jnp.zeros_like(leaf) if own else leaf
+
+    return jax.tree_util.tree_map_with_path(keep, tree)
+
+
 @pytest.mark.slow
 def test_on_equal_clusters_every_balancing_is_the_unbalanced_training():
     plain = train()
     assert_same(train(balance="loss"), plain)
     assert_same(train(balance="truncate", balance_size=6), plain)
-    assert_close(train(balance="augment", balance_size=6), plain)  # another program
+    augmented = train(balance="augment", balance_size=6)  # another program
+    assert_close(without_score_bias(augmented), without_score_bias(plain))
 
 
 @pytest.mark.parametrize(
