@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -33,7 +32,7 @@ def memory(sizes: Sizes, rounds: Rounds) -> list[dict[str, Any]]:
     cases: dict[str, Case] = {}
     needed: dict[str, int] = {}
 
-    def compiled(row: str, *, in_the_loop: bool = False, **form: Any) -> Callable[[], Any]:
+    def compiled(row: str, *, in_the_loop: bool = False, **form: Any) -> functools.partial[Any]:
         problem = make_problem(row, np.full(sizes.outputs[0], 20), network=config)
         params, task = jax.tree.map(jnp.array, (problem.state.params, lib.drawn_task(problem)))
         if in_the_loop:
@@ -55,13 +54,13 @@ def memory(sizes: Sizes, rounds: Rounds) -> list[dict[str, Any]]:
     }
     for name, form in forms.items():
         call = compiled(**form)
-        needed[name] = _temp_bytes(call.func)  # type: ignore[attr-defined]
+        needed[name] = _temp_bytes(call.func)
         cases[name] = Case(call)
     if jax.default_backend() == "cpu":
         with mock.patch.object(convolution, "_conv", convolution.native):
             for name in ("meml", "oml", whole):
                 call = compiled(**forms[name])
-                needed[f"{name}, {NATIVE}"] = _temp_bytes(call.func)  # type: ignore[attr-defined]
+                needed[f"{name}, {NATIVE}"] = _temp_bytes(call.func)
     found = interleave(cases, dataclasses.replace(rounds, seconds=rounds.seconds / 3, least=1))
 
     def row(name: str) -> dict[str, Any]:

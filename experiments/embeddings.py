@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 
-from meml_jax import checks, choices, embedding_report, rounds, stages
+from meml_jax import checks, choices, embedding_report, rounds, sharing, stages
 from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import get_fit
-from meml_jax.files import write_atomic, writing
+from meml_jax.files import write_atomic
 from meml_jax.metrics import Progress
 from meml_jax.settings import override
 from meml_jax.types import Dataset, UserError
@@ -75,17 +74,6 @@ def settings_of(row: str, config: Config) -> Config:
     return config
 
 
-def copy_training(source: Path, target: Path) -> None:
-    """Copy the folder of a trained embedding, unless there is none or `target` has its own."""
-    if not source.is_dir() or target.exists():
-        return
-    half = target.with_name(f".{target.name}.copying")
-    with writing(target):
-        shutil.rmtree(half, ignore_errors=True)
-        shutil.copytree(source, half)
-        os.replace(half, target)
-
-
 def measure(
     config: Config, dataset: Dataset, workdir: Path, trained: Path | None
 ) -> dict[str, Any]:
@@ -95,8 +83,8 @@ def measure(
     """
     first = rounds.folder(config, 1, workdir)
     with open_workdir(workdir, config):
-        if trained is not None:
-            copy_training(trained / "embedding", first / "embedding")
+        if trained is not None and not (first / "embedding").exists():
+            sharing.copy(trained / "embedding", first / "embedding")
         z = rounds.embed(config, dataset, workdir, run.say)
         clusters = stages.cluster(config, dataset, z, workdir, run.say)
         if z is None:

@@ -120,21 +120,31 @@ def _there(stage: str, config: Config, workdir: Path) -> bool:
 
 
 def _copy(stage: str, config: Config, source: Path, workdir: Path) -> None:
-    """Copy a product in place of what a stopped run may have left of its own."""
     theirs, ours = _folder(stage, config, source), _folder(stage, config, workdir)
-    with writing(ours):
-        ours.mkdir(parents=True, exist_ok=True)
-        for name in FILES[stage]:
-            target, whole = ours / f".{name}{_COPYING}", ours / name
-            _remove(target)
-            _remove(whole)
-            if (theirs / name).is_dir():
-                shutil.copytree(theirs / name, target)
-            elif (theirs / name).exists():
-                shutil.copy2(theirs / name, target)
-            else:
-                continue  # an embedding that is not trained leaves no folder
-            os.replace(target, whole)
+    for name in FILES[stage]:
+        copy(theirs / name, ours / name)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file or folder in place of what a stopped run may have left of its own.
+
+    What is not there, as the folder of an embedding that is not trained, is not copied.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    half = target.with_name(f".{target.name}{_COPYING}")
+    with writing(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove(half)
+        _remove(target)
+        if source.is_dir():
+            shutil.copytree(source, half)
+        elif source.exists():
+            shutil.copy2(source, half)
+        else:
+            return
+        os.replace(half, target)
 
 
 def _remove(path: Path) -> None:
