@@ -25,6 +25,7 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
+from console import exit_code, say
 
 from meml_jax import checks, choices, embedding_report, rounds, sharing, stages
 from meml_jax.config import Config
@@ -85,8 +86,8 @@ def measure(
     with open_workdir(workdir, config):
         if trained is not None and not (first / "embedding").exists():
             sharing.copy(trained / "embedding", first / "embedding")
-        z = rounds.embed(config, dataset, workdir, run.say)
-        clusters = stages.cluster(config, dataset, z, workdir, run.say)
+        z = rounds.embed(config, dataset, workdir, say)
+        clusters = stages.cluster(config, dataset, z, workdir, say)
         if z is None:
             raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
         embedding_report.write(config, dataset, z, clusters, workdir)
@@ -124,19 +125,19 @@ def compare(config: Config, workdir: Path, names: list[str]) -> None:
         checks.before_loading(each)
     run.start_jax(config)
     progress = Progress(None, "images", unit="images")
-    dataset = datasets.load(config.data, report=run.say, progress=progress)
+    dataset = datasets.load(config.data, report=say, progress=progress)
     progress.close()
     rows: dict[str, dict[str, Any]] = {}
     trained: dict[Config, Path] = {}
     for name, each in settings.items():
-        run.say(f"== {name}")
-        each = choices.complete(each, dataset, run.say)
+        say(f"== {name}")
+        each = choices.complete(each, dataset, say)
         same = override(each, {"embedding.whiten": 0.0, "embedding.normalize": False})
         same = dataclasses.replace(same, clustering=Config().clustering)
         rows[name] = measure(each, dataset, workdir / name, trained.get(same))
         trained.setdefault(same, rounds.folder(each, 1, workdir / name))
         write_atomic(workdir / "table.md", table(rows))
-    run.say(table(rows))
+    say(table(rows))
 
 
 def main(argv: list[str]) -> int:
@@ -150,7 +151,7 @@ def main(argv: list[str]) -> int:
         compare(config, workdir, flags.FLAGS.rows)
         return 0
 
-    return run.exit_code(work)
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 import run
+from console import exit_code, say, user_errors
 
 from meml_jax import checks, comparison, curves, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
@@ -57,7 +58,7 @@ Runs = dict[tuple[str, int], Config]
 def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
     """Read the command line into FLAGS: (table, settings of the runs asked for)."""
     overrides, rest = _split(argv)
-    with run.user_errors():
+    with user_errors():
         unknown = FLAGS(rest)[1:]
         if unknown:
             raise UserError(f"got the argument {unknown[0]!r}, expected only flags")
@@ -122,7 +123,7 @@ def finished(config: Config, workdir: Path) -> bool:
 def do(config: Config, workdir: Path, results: Path) -> None:
     """Do one run, as experiments/run.py does, with what its siblings have made."""
     around = functools.partial(
-        sharing.around, config=config, workdir=workdir, results=results, say=run.say
+        sharing.around, config=config, workdir=workdir, results=results, say=say
     )
     run.run(config, workdir, "all", around)
     jax.clear_caches()  # what another row compiled is of no use to the next one
@@ -142,21 +143,21 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
         title = f"{row}, seed {seed}"
         with lock(workdir.with_name(f".{workdir.name}.lock")) as ours:
             if finished(config, workdir):
-                run.say(f"== {title}: finished, in {workdir}")
+                say(f"== {title}: finished, in {workdir}")
                 continue
             if not ours:
-                run.say(f"== {title}: another process is at it")
+                say(f"== {title}: another process is at it")
                 continue
             if name not in put_off and sharing.busy(config, workdir, results):
-                run.say(f"== {title}: later, another process makes what it needs")
+                say(f"== {title}: later, another process makes what it needs")
                 put_off.add(name)
                 left[name] = config
                 continue
-            run.say(f"== {title}: {workdir}")
+            say(f"== {title}: {workdir}")
             try:
                 do(config, workdir, results)
             except UserError as error:
-                run.say(f"error: {title}: {error}")
+                say(f"error: {title}: {error}")
                 failed.append(f"{title}: {error}")
         write_report(table)
     return failed
@@ -166,7 +167,7 @@ def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
-    lines = comparison.make_lines(table, configs, comparison.read(folder(), say=run.say))
+    lines = comparison.make_lines(table, configs, comparison.read(folder(), say=say))
     name, label = folder().name, FLAGS.label and f", {FLAGS.label}"
     said = f"## {table.title}{label}\n\n{table.note}".strip()
     text = table_report.write(folder(), table, lines, commands(table, lines), said)
@@ -174,7 +175,7 @@ def write_report(table: tables.Table) -> None:
         path = expand_home(FLAGS.write_docs)
         document = path.read_text(encoding="utf-8") if path.exists() else ""
         write_atomic(path, table_report.insert(document, f"{name}{label}", text))
-    run.say(f"report: {folder() / 'report.html'}")
+    say(f"report: {folder() / 'report.html'}")
 
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
@@ -205,7 +206,7 @@ def main(argv: list[str]) -> int:
             print(f"failed: {message}", file=sys.stderr)
         return 1 if failed else 0
 
-    return run.exit_code(work)
+    return exit_code(work)
 
 
 if __name__ == "__main__":

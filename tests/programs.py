@@ -88,6 +88,7 @@ def refuse(*args, call=None, **kwargs):
 @functools.cache
 def program():
     """The module `experiments/run.py`."""
+    sys.path.append(str(ROOT / "experiments"))  # for the modules beside it
     spec = importlib.util.spec_from_file_location("program", PROGRAM[1])
     module = importlib.util.module_from_spec(spec)
     sys.modules["program"] = module
