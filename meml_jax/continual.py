@@ -25,7 +25,7 @@ from meml_jax import checkpoints, meta_train, online, saved_states
 from meml_jax.config import Config
 from meml_jax.data import own_images
 from meml_jax.heads import HEADS, encode
-from meml_jax.learners import get_learner
+from meml_jax.learners import LEARNERS, get_learner
 from meml_jax.networks import Network, blank_outputs, make_network
 from meml_jax.online import State
 from meml_jax.settings import from_dict
@@ -91,6 +91,11 @@ class ContinualClassifier:
         if learning_rate is not None and not learning_rate > 0:
             raise UserError(f"learning_rate={learning_rate}, expected above 0, or None")
         config = _read_config(workdir)
+        if config.learner not in LEARNERS:
+            raise UserError(
+                f"{workdir}: trained with the learner {config.learner!r}, which LEARNERS does not "
+                "have; import the module that adds it, then load"
+            )
         learner = get_learner(config.learner)
         if head != "prototype" and learner.uses_film:
             raise UserError(
@@ -268,6 +273,8 @@ def _read_config(workdir: Path) -> Config:
         ) from None
     except ValueError as error:
         raise UserError(f"{path}: not the settings of a run ({error})") from None
+    if config.seeds > 1:
+        raise UserError(f"{workdir}: runs of {config.seeds} seeds; load one of its folders seed<k>")
     if not (config.data.image_size and config.data.channels):
         raise UserError(f"{workdir}: nothing is trained there; run the train stage first")
     return config

@@ -86,12 +86,13 @@ def episode_counts(size: Array, spec: EpisodeSpec) -> tuple[Array, Array]:
     """Numbers of support and query images of clusters of `size` int32 [...]; both at least 1.
 
     Balanced: K and Q. Else, as the paper does not say how CACTUs-MAML is made unbalanced, support
-    images are in proportion to the cluster's size, K x size / mean size, from 1 to 2K and leaving
-    one image, and Q of the others, or all where they are fewer, are the query.
+    images are in proportion to the cluster's size, K x size / mean size to the nearest whole
+    number, from 1 to 2K and leaving one image, and Q of the others, or all where they are fewer,
+    are the query.
     """
     if spec.balanced:
         return jnp.full_like(size, spec.shots), jnp.full_like(size, spec.queries)
-    share = jnp.floor(size * spec.share).astype(size.dtype)
+    share = jnp.rint(size * spec.share).astype(size.dtype)
     support = jnp.clip(share, 1, jnp.minimum(spec.most_shots, size - 1))
     return support, jnp.minimum(spec.queries, size - support)
 
@@ -136,7 +137,9 @@ def episode_sampler(config: Config, size: np.ndarray) -> Sampler:
       UserError: as `make_spec`; balancing or rehearsal that episodes do not have.
     """
     settings = config.episodes
-    if config.tasks.balance not in ("none", "truncate") or config.tasks.query_from == "coreset":
+    if config.tasks.balance not in ("none", "truncate") or (
+        config.tasks.query_from not in ("other", "all")
+    ):
         raise UserError(
             f"tasks.balance={config.tasks.balance!r}, tasks.query_from="
             f"{config.tasks.query_from!r} with episodes.ways={settings.ways}: episodes have "
@@ -175,6 +178,8 @@ def check(config: Config, split: Split) -> None:
     """
     if config.test.episodes < 2:
         raise UserError(f"test.episodes={config.test.episodes}, expected at least 2")
+    if config.test.inner_steps is not None and config.test.inner_steps < 1:
+        raise UserError(f"test.inner_steps={config.test.inner_steps}, expected at least 1 or None")
     if not config.test.ways_shots or {len(pair) for pair in config.test.ways_shots} != {2}:
         raise UserError(f"test.ways_shots={config.test.ways_shots}, expected pairs such as (5, 1)")
     sizes = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
@@ -270,7 +275,9 @@ def evaluators(
     same episodes of test classes. A test of fewer ways than were trained uses the first outputs.
     """
     settings, learner = config.test, get_learner(config.learner)
-    options = dataclasses.replace(config.inner, steps=settings.inner_steps or config.inner.steps)
+    options = config.inner
+    if settings.inner_steps is not None:
+        options = dataclasses.replace(options, steps=settings.inner_steps)
     table, images = trajectories.class_table(dataset.test), dataset.test.images
     size = np.asarray(table.size)
 

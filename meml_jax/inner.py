@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,7 +16,7 @@ from meml_jax import losses
 from meml_jax.config import InnerConfig
 from meml_jax.learners import Learner, Phase
 from meml_jax.networks import Network
-from meml_jax.pooling import aggregate
+from meml_jax.pooling import aggregate, members
 from meml_jax.types import Array, Batch, Params
 
 
@@ -129,8 +130,8 @@ def pooled_logits(
     label = jnp.where(batch.mask, batch.label, batch.label[:1])  # padding makes no class
     classes, group = jnp.unique(label, size=ways, return_inverse=True)
     meta_example, _ = aggregate(score, features, group, batch.mask, ways, options=options)
-    real = (group[None, :] == jnp.arange(ways)[:, None]) & batch.mask[None, :]
-    return network.classify(params, meta_example), classes, jnp.any(real, axis=1)
+    real = jnp.any(members(group, batch.mask, ways), axis=1)
+    return network.classify(params, meta_example), classes, real
 
 
 def rows_loss(params: Params, batch: Batch, *, network: Network) -> tuple[Array, Array]:
@@ -171,6 +172,7 @@ def adapt(
 
     Differs from the paper: nothing for `meml`. `meml_released` first steps on one support image.
     """
+    chex.assert_scalar_positive(options.steps)
     if "context" in params:
         params = params | {"context": jax.tree.map(jnp.zeros_like, params["context"])}
     slow = {role: value for role, value in params.items() if role not in learner.fast}

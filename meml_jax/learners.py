@@ -8,10 +8,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable
+from typing import Literal
 
 import optax
 
 from meml_jax.types import Array, Params, UserError
+
+ROWS, POOLS = ("each", "first", "all"), ("attention", "mean", "none")
 
 
 def sgd(lr: float | Array, params: Params) -> optax.GradientTransformation:
@@ -35,8 +38,14 @@ class Phase:
         `none`, where each row is classified by itself.
     """
 
-    rows: str
-    pool: str = "none"
+    rows: Literal["each", "first", "all"]
+    pool: Literal["attention", "mean", "none"] = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse a name that would be taken for another; UserError."""
+        for name, known in (("rows", ROWS), ("pool", POOLS)):
+            if getattr(self, name) not in known:
+                raise UserError(f"Phase {name}={getattr(self, name)!r}, expected one of {known}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Learner:
     fast: tuple[str, ...]
     phases: tuple[Phase, ...]
     resets_class_row: bool = True
-    first_order: bool = dataclasses.field(default=False, repr=False)
+    first_order: bool = False
     extra_roles: Callable[[Params], Params] = dataclasses.field(default=no_roles, repr=False)
     optimizer: Callable[[float, Params], optax.GradientTransformation] = dataclasses.field(
         default=sgd, repr=False
@@ -95,6 +104,14 @@ LEARNERS: dict[str, Learner] = {
     "anil": Learner(("cln",), (Phase("all"),), resets_class_row=False),
     "oml_film": Learner(("cln", "film", "context"), (Phase("each"),)),
 }
+
+
+_OURS = tuple(LEARNERS)
+
+
+def identity(name: str) -> str:
+    """Name a learner in fingerprints: ours by name, one that was added by what its row says too."""
+    return name if name in _OURS else f"{name} {get_learner(name)!r}"
 
 
 def get_learner(name: str) -> Learner:

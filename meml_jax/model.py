@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from meml_jax import checkpoints, devices, few_shot, meta_train, tasks
 from meml_jax.config import Config, OuterConfig
 from meml_jax.keys import key_for
-from meml_jax.learners import get_learner
+from meml_jax.learners import get_learner, identity
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
@@ -47,12 +47,12 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
         image_shape=dataset.train.images.shape[1:],
         num_classes=config.episodes.ways or len(clusters.kept),
     )
-    identity = (config.learner, config.seed, config.precision, dataset.content_hash)
+    origin = (identity(config.learner), config.seed, config.precision, dataset.content_hash)
     settings = (config.tasks, config.network, config.inner, config.outer)
     parts: tuple[Any, ...] = (*settings, clusters.fingerprint)
     parts += (config.episodes,) if config.episodes.ways else ()
     parts += (config.train.init,) if config.train.init != "random" else ()
-    return Model(network, sampler, fingerprint(*identity, *parts))
+    return Model(network, sampler, fingerprint(*origin, *parts))
 
 
 def _make_sampler(config: Config, clusters: Clusters) -> Sampler:

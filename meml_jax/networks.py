@@ -199,6 +199,8 @@ def _split(config: NetworkConfig, learner: Learner):
         x = run(params, scale[0] * x + shift[0], last, last + 1)
         return flatten(scale[1] * x + shift[1])
 
+    if learner.encoder_is_fast:
+        return split_encoder(learner, lambda params, x: tail(params, stem(params, x)))
     return stem, tail
 
 

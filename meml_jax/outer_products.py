@@ -78,7 +78,7 @@ def adapt(
             return weight * loss, (loss, inputs)
 
         grads, (loss, inputs) = jax.grad(loss_fn, has_aux=True)(bias)
-        if options.first_order:
+        if options.first_order or learner.first_order:
             grads, inputs = lax.stop_gradient((grads, inputs))
         # A masked row has no gradient: it adds exactly nothing.
         added = jax.tree.map(lambda g: -options.lr * g, grads)

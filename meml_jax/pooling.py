@@ -39,7 +39,7 @@ def pool(
     """
     chex.assert_rank([scores, features, group, mask], [1, 2, 1, 1])
     chex.assert_equal_shape([scores, group, mask])
-    member = _members(group, mask, num_groups)
+    member = members(group, mask, num_groups)
     # Finite, so that an empty group subtracts floor - floor.
     floor = jnp.finfo(scores.dtype).min / 2
     top = lax.stop_gradient(
@@ -141,9 +141,10 @@ def inliers(
     the self-attention mechanism"), without a rule.
     """
     features = lax.stop_gradient(features)
-    member = _members(group, mask, num_groups)
+    member = members(group, mask, num_groups)
     mean, share = pool(jnp.zeros_like(features[:, 0]), features, group, mask, num_groups)
-    square = jnp.sum((features - mean[group]) ** 2, axis=1)  # d^2, [N]
+    # Of masked rows 0, so that none of them can overflow into a sum.
+    square = jnp.where(mask, jnp.sum((features - mean[group]) ** 2, axis=1), 0)  # d^2, [N]
     kept = mask
     if keep_nearest < 1:
         count = jnp.sum(member, axis=1)
@@ -192,12 +193,12 @@ def hierarchical_pool(
     Differs from the paper: it names "hierarchical aggregation techniques" and does not define them.
     """
     each = math.ceil(len(mask) / sub_group_size)  # most sub-groups that a group can have
-    member = _members(group, mask, num_groups)
+    member = members(group, mask, num_groups)
     place = jnp.max(jnp.where(member, jnp.cumsum(member, axis=1) - 1, 0), axis=0)
     sub_group = group * each + place // sub_group_size
     owner = jnp.repeat(jnp.arange(num_groups), each)
     parts, inner = pool(score(features), features, sub_group, mask, num_groups * each)
-    filled = jnp.any(_members(sub_group, mask, num_groups * each), axis=1)
+    filled = jnp.any(members(sub_group, mask, num_groups * each), axis=1)
     whole, outer = pool(score(parts), parts, owner, filled, num_groups)
     return whole, outer @ inner
 
@@ -241,6 +242,6 @@ def square_distances(x: Array, y: Array) -> Array:
     return jnp.maximum(cross, 0)  # rounding can leave less than 0 of what cancels
 
 
-def _members(group: Array, mask: Array, num_groups: int) -> Array:
+def members(group: Array, mask: Array, num_groups: int) -> Array:
     """Tell which rows belong to which group: bool [G, N]."""
     return (group[None, :] == jnp.arange(num_groups)[:, None]) & mask[None, :]

@@ -17,7 +17,7 @@ class Reservoir(NamedTuple):
     """A uniform sample of the items seen so far.
 
     Attributes:
-      slots: int32 [capacity, ...], stored items; the first min(seen, capacity) are real.
+      slots: [capacity, ...], stored items; the first min(seen, capacity) are real.
       seen: int32 [], number of items offered.
     """
 

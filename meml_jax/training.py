@@ -256,7 +256,11 @@ def _check_parameters(state: TrainState, wording: Wording) -> None:
 
 
 def _check_alive(pending: dict[str, list[float]], step: int) -> None:
-    spread = pending.get("logit_spread", [])
+    if "logit_spread" not in pending:  # what is trained there is no classifier
+        return
+    # A step without a query row, as the first one of a coreset is, has loss 0 and shows nothing.
+    steps = zip(pending["logit_spread"], pending["loss"], strict=True)
+    spread = [value for value, loss in steps if loss]
     if spread and max(spread) < DEAD_SPREAD:
         raise UserError(
             f"the representation is dead at step {step}: for {len(spread)} steps the logits have "

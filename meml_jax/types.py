@@ -56,8 +56,9 @@ class Task:
     """One task T = (S_cluster, S_query), Sec. 3.
 
     Attributes:
-      support: S_cluster, all rows with one pseudo-label.
-      query: S_query, rows of the same cluster followed by rows of other clusters.
+      support: S_cluster, all rows with one pseudo-label; of an episode, those of N classes.
+      query: S_query, rows of the same cluster followed by rows of other clusters; of an episode,
+        of the same N classes; with a coreset, rows of it.
       weight: float32 [], Gamma of the task (eqs 5-7), 1 where tasks are not balanced.
     """
 

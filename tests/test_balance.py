@@ -272,8 +272,13 @@ def test_run_with_refilled_clusters(tmp_path):
 
 @pytest.mark.slow
 def test_run_with_gamma(tmp_path):
-    out, results = smoke(tmp_path, tasks__balance="loss")
-    assert results["config"]["tasks"]["balance"] == "loss"
+    smoke(tmp_path / "gamma", tasks__balance="loss")
+    programs.succeed(tmp_path / "plain", "--stage=train", call=programs.run_here, **SMOKE)
+    losses = [
+        [record["train/loss"] for record in programs.records(workdir) if "train/loss" in record]
+        for workdir in (tmp_path / "gamma", tmp_path / "plain")
+    ]
+    assert losses[0] and losses[0] != losses[1]
 
 
 @pytest.mark.slow

@@ -383,7 +383,11 @@ def test_what_is_no_trained_workdir_is_refused_in_one_line(tmp_path):
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "empty").mkdir()
     smoke = programs.finished("smoke")
+    shutil.copytree(smoke, tmp_path / "seeds")
+    config = json.loads((smoke / "config.json").read_text()) | {"seeds": 2}
+    (tmp_path / "seeds" / "config.json").write_text(json.dumps(config))
     cases = [
+        (tmp_path / "seeds", {}, "runs of 2 seeds; load one of its folders"),
         (tmp_path / "nowhere", {}, "no readable config.json, expected the --workdir of a run"),
         (tmp_path / "empty", {}, "no readable config.json"),
         (tmp_path / "foreign", {}, "config.json: not the settings of a run .unknown config field"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import re
@@ -9,13 +10,16 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import programs
 import pytest
 import tiny
 
-from meml_jax import meta_train
+from meml_jax import inner, meta_train
 from meml_jax.config import InnerConfig, OuterConfig
-from meml_jax.learners import LEARNERS
+from meml_jax.continual import ContinualClassifier
+from meml_jax.learners import LEARNERS, identity
+from meml_jax.types import UserError
 
 PAGE = (programs.ROOT / "docs" / "extending.md").read_text()
 ONE_LINE, FILE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -77,13 +81,29 @@ def test_learned_rates(learners, x64):
 
 
 def test_the_one_line_method_adapts_every_role(learners):
-    assert LEARNERS["meml_all"].encoder_is_fast and LEARNERS["meml_all"].uses_attention
+    learner = LEARNERS["meml_all"]
+    net = tiny.network(learner)
+    params = tiny.parameters(net)
+    run = functools.partial(inner.adapt, network=net, learner=learner, tx=optax.sgd(0.3))
+    adapted, _ = jax.jit(run)(params, tiny.first(tiny.tasks()).support)
+    for role in ("fen", "cln", "attention"):
+        kernels = zip(jax.tree.leaves(adapted[role]), jax.tree.leaves(params[role]), strict=True)
+        assert any(np.any(a != b) for a, b in kernels), role
+
+
+def test_a_row_that_says_something_else_is_another_training(learners):
+    names = ("meml", "meml_all", "meml_learned_rate")
+    before = [identity(name) for name in names]
+    assert before[0] == "meml"  # what comes with the package is known by its name
+    LEARNERS["meml_all"] = dataclasses.replace(LEARNERS["meml_all"], resets_class_row=False)
+    assert [identity(name) == old for name, old in zip(names, before, strict=True)] == [
+        True, False, True,
+    ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_the_program_trains_the_example(tmp_path):
+def test_the_program_trains_the_example(tmp_path, learners):
     path = tmp_path / "learned_rate.py"
-    path.write_text(FILE)
     workdir = tmp_path / "run"
     settings = {
         "train__steps": 20, "train__steps_per_call": 10, "data__num_classes": 60,
@@ -91,3 +111,7 @@ def test_the_program_trains_the_example(tmp_path):
     }  # fmt: skip
     programs.succeed(workdir, config=str(path), **settings)
     assert programs.results(workdir)["learner"] == "meml_learned_rate"
+    assert "log_rate" in ContinualClassifier.load(workdir).params
+    del LEARNERS["meml_learned_rate"]
+    with pytest.raises(UserError, match="which LEARNERS does not have; import the"):
+        ContinualClassifier.load(workdir)

@@ -7,11 +7,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import programs
 import pytest
 import tiny
 
-from meml_jax import few_shot, paper, report, tasks
+from meml_jax import few_shot, inner, paper, report, tasks
 from meml_jax.config import Config, InnerConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.settings import override
@@ -76,6 +77,11 @@ def test_unbalanced_episodes_follow_the_sizes():
             size = int(SIZES[labels[own[0]]])
             assert (len(own), int((query_label == way).sum())) == expected[size]
     equal = few_shot.make_spec(np.full(6, 20), ways=6, shots=4, queries=5, balanced=False)
+    for size in range(2, 300):  # equal clusters of any size: the numbers asked for
+        alike = few_shot.make_spec(np.full(6, size), ways=6, shots=15, queries=5, balanced=False)
+        support, query = few_shot.episode_counts(jnp.full(3, size), alike)
+        assert set(support.tolist()) == {min(15, size - 1)}, size
+        assert set(query.tolist()) == {min(5, size - min(15, size - 1))}, size
     # Equal clusters: the numbers asked for.
     counts = few_shot.episode_counts(jnp.full(3, 20), equal)
     assert [x.tolist() for x in counts] == [[4] * 3, [5] * 3]
@@ -102,7 +108,7 @@ CONFIG = override(Config(), {"episodes.ways": 5, "test.ways_shots": ((5, 1),), "
     "field, value",
     [
         ("test.episodes", 1), ("test.ways_shots", ((5,),)), ("test.ways_shots", ()),
-        ("test.ways_shots", ((6, 1),)), ("test.queries", 30),
+        ("test.ways_shots", ((6, 1),)), ("test.queries", 30), ("test.inner_steps", 0),
     ],
 )  # fmt: skip
 def test_errors_of_the_evaluation(field, value):
@@ -117,7 +123,7 @@ def test_errors_of_the_evaluation(field, value):
 
 @pytest.mark.parametrize(
     "field, value", [("tasks.balance", "augment"), ("tasks.balance", "loss"),
-                     ("tasks.query_from", "coreset")],
+                     ("tasks.query_from", "coreset"), ("tasks.query_from", "bogus")],
 )  # fmt: skip
 def test_what_episodes_do_not_have(field, value):
     with pytest.raises(UserError, match=f"{field}='{value}'.*episodes.ways=5"):
@@ -165,6 +171,38 @@ def test_adaptation_learns_the_episode(name):
     assert float(found.mean()) > 0.9
 
 
+@pytest.mark.parametrize("name", ["meml_few_shot", "maml"])
+def test_an_adapted_accuracy_by_hand(name):
+    """One update on the support set, then the arg max of the logits of each query image."""
+    table, labels = table_of(np.full(8, 12))
+    spec = few_shot.make_spec(table.size, ways=tiny.CLASSES, shots=3, queries=4)
+    net, learner, options = tiny.network(name), LEARNERS[name], InnerConfig(lr=0.5)
+    params = tiny.parameters(net)
+    images = np.random.default_rng(0).normal(size=(len(labels), *tiny.IMAGE)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(2), 6)
+    found = few_shot.adapted_accuracies(
+        params, jax.jit(net.stem)(params, images), table, keys, spec=spec, network=net,
+        learner=learner, options=options, episodes_at_once=2,
+    )  # fmt: skip
+
+    @jax.jit
+    def logits(key):
+        task = few_shot.sample_episode(jax.random.split(key)[0], table, spec=spec)
+        support, query = (
+            dataclasses.replace(rows, inputs=net.stem(params, jnp.asarray(images)[rows.inputs]))
+            for rows in (task.support, task.query)
+        )
+        adapted, _ = inner.adapt(
+            params, support, network=net, learner=learner, tx=optax.sgd(0.5), ways=spec.ways
+        )
+        p = net.tail(adapted, query.inputs)
+        return net.classify(adapted, net.activate(p)), query.label
+
+    expected = [np.mean(np.argmax(a, axis=1) == b) for a, b in map(logits, keys)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.std(expected) > 0
+
+
 def test_the_report_has_the_rows_of_the_paper():
     def series(name, head, accuracy):
         points = [
@@ -198,19 +236,18 @@ FIELDS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["maml", "meml", "unbalanced", "balanced"])
-def test_runs(tmp_path, name):
-    fields = FIELDS | {"learner": "meml" if name == "meml" else "maml", "inner__steps": 2}
-    if name in ("maml", "meml"):
-        fields["tasks__labels"] = "true"
-    elif name == "balanced":
-        fields |= {"tasks__balance": "truncate", "tasks__balance_size": 8}
-    else:
-        fields["episodes__balanced"] = "false"
+@pytest.mark.parametrize("preset", ["maml", "meml", "cactus_unbalanced", "cactus_balanced"])
+def test_runs(tmp_path, preset):
+    """The presets of the config file, on generated characters."""
+    learner = "meml_few_shot" if preset == "meml" else "maml"
+    fields = FIELDS | {"config": f"configs/few_shot_omniglot.py:{preset},smoke"}
+    fields["data__name"] = "glyphs"
+    if preset == "cactus_balanced":
+        fields["tasks__balance_size"] = 8
     lines = programs.succeed(tmp_path, **fields)
     assert any("4-way 2-shot episodes" in line for line in lines)
     results = programs.results(tmp_path)
-    assert results["meta_test"]["protocol"] == "few_shot"
+    assert (results["meta_test"]["protocol"], results["learner"]) == ("few_shot", learner)
     heads = [c["head"] for c in (results["meta_test"], *results["comparisons"])]
     assert heads == ["adapted", "prototype", "pixels", "untrained"]
     for curve in (results["meta_test"], *results["comparisons"]):
@@ -220,7 +257,7 @@ def test_runs(tmp_path, name):
         assert all(p["ci95"] > 0 for p in curve["points"])
     assert all(p["accuracy"] > p["chance"] for p in results["comparisons"][1]["points"])
     assert (
-        f"| {'oracle ' * ('labels' in str(fields))}{fields['learner']} 4,2 |"
+        f"| {'oracle ' * ('cactus' not in preset)}{learner} 4,2 |"
         in (tmp_path / "report.md").read_text()
     )
     again = programs.succeed(tmp_path, **fields)

@@ -198,11 +198,33 @@ def test_first_order_is_the_gradient_at_the_adapted_parameters(name, first_order
         assert optax.tree.norm(first["attention"]) == 0
 
 
-@pytest.mark.slow
-def test_rematerialised_steps_give_the_same_gradient(x64):
-    net, params, tasks = make("oml", PAPER, True)
-    plain, remat = (grad_with("oml", net, params, tasks, remat=x) for x in (False, True))
+@pytest.mark.parametrize("name", tiny.mostly_slow(["oml", "maml", "meml", "oml_film"], "maml"))
+def test_rematerialised_steps_give_the_same_gradient(name, x64):
+    net, params, tasks = make(name, PAPER, True)
+    plain, remat = (grad_with(name, net, params, tasks, remat=x, steps=2) for x in (False, True))
     tiny.assert_close(remat, plain, 1e-12)
+
+
+def loss_and_grad(name, net, params, tasks):
+    settings = {"network": net, "learner": LEARNERS[name], "inner": INNER, "outer": OUTER}
+    loss = functools.partial(meta_train.meta_loss, **settings)
+    (value, _), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tasks)
+    return value, {role: grad[role] for role in ("fen", "cln")}
+
+
+def test_meml_of_one_image_is_meta_trained_as_oml_single(x64):
+    net, params, tasks = make("meml", PAPER, True, support=1)
+    meml, single = (loss_and_grad(name, net, params, tasks) for name in ("meml", "oml_single"))
+    tiny.assert_close(meml, single, 1e-11)
+
+
+def test_meml_of_equal_scores_is_meta_trained_as_the_mean(x64):
+    net, params, tasks = make("meml", PAPER, True)
+    # The scores are equal, so that rho moves nothing; it has a gradient of its own.
+    output = jax.tree.map(jnp.zeros_like, params["attention"]["output"])
+    params = params | {"attention": params["attention"] | {"output": output}}
+    meml, mean = (loss_and_grad(name, net, params, tasks) for name in ("meml", "meml_mean"))
+    tiny.assert_close(meml, mean, 1e-11)
 
 
 @pytest.mark.parametrize(

@@ -231,15 +231,32 @@ def test_one_meta_example_a_class_by_hand():
 
 
 @pytest.mark.parametrize("name", ["meml", "meml_mean"])
-def test_one_way_is_plain_meml_and_a_missing_class_counts_for_nothing(name):
+def test_one_class_in_room_for_several_is_plain_meml_and_a_missing_class_counts_for_nothing(name):
     net = tiny.network(name)
     params = tiny.parameters(net)
     support = support_of(net, params)
     plain, _ = run(name, support, params, net)
-    for ways in (1, 3):
+    for ways in (2, 3):
         grouped, info = run(name, support, params, net, ways=ways)
         tiny.assert_close(grouped, plain)
         assert bool(info.stepped.all()) and np.all(np.isfinite(info.loss))
+
+
+@pytest.mark.parametrize("fields", [("al",), ("all", "atention")])
+def test_a_phase_of_no_kind_is_refused(fields):
+    with pytest.raises(UserError, match=f"{fields[-1]!r}, expected one of"):
+        Phase(*fields)
+
+
+def test_no_step_at_all_is_refused():
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    with pytest.raises(AssertionError):
+        run("meml", support_of(net, params), params, net, options=InnerConfig(steps=0))
+
+
+def test_what_a_row_says_is_seen():
+    assert len({repr(learner) for learner in LEARNERS.values()}) == len(LEARNERS)
 
 
 def test_weight_scales_the_inner_step():

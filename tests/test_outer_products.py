@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,20 @@ def test_loss_metrics_and_gradient_equal_the_plain_ones(
     still = settings | {"inner": InnerConfig(lr=0.0)}
     loss, _ = meta_train.meta_loss(params, batch, **still)
     assert abs(loss - plain[0][0]) > 1e-3
+
+
+def test_a_row_may_be_of_first_order_by_itself(x64):
+    net = tiny.network("oml", dtype=jnp.float64)
+    params, tasks = tiny.parameters(net, dtype=np.float64), tiny.tasks(dtype=np.float64)
+    row = dataclasses.replace(LEARNERS["oml"], first_order=True)
+    assert outer_products.applies(row)
+
+    def grads(learner, **options):
+        inner = InnerConfig(lr=0.3, **options)
+        settings = {"network": net, "learner": learner, "inner": inner, "outer": OuterConfig()}
+        return jax.jit(functools.partial(meta_train.meta_grad, **settings))(params, tasks)[0]
+
+    tiny.assert_same(grads(row), grads(LEARNERS["oml"], first_order=True))
 
 
 def test_float32_losses_equal_to_a_millionth(monkeypatch):

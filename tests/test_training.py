@@ -1,5 +1,6 @@
 """The training loop: a state is a function of settings and step, whatever stops lie between."""
 
+import functools
 import os
 import signal
 
@@ -25,7 +26,7 @@ def fresh_state():
     return TrainState(jnp.zeros((), jnp.int32), params, TX.init(params))
 
 
-def train_call(state, num_steps, seed, bad_step, spread):
+def train_call(state, num_steps, seed, bad_step, spread, scale=1.0):
     """A random walk by Adam; the loss of step `bad_step` is NaN."""
 
     def body(i, carry):
@@ -34,7 +35,7 @@ def train_call(state, num_steps, seed, bad_step, spread):
         grads = jax.tree.map(lambda x: jax.random.normal(key, x.shape), state.params)
         updates, opt_state = TX.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
-        loss = jnp.where(state.step + 1 == bad_step, jnp.nan, jnp.sum(params["fen"] ** 2))
+        loss = jnp.where(state.step + 1 == bad_step, jnp.nan, scale * jnp.sum(params["fen"] ** 2))
         row = {"loss": loss, "active": params["fen"][0], "logit_spread": spread}
         history = jax.tree.map(lambda h, x: h.at[i].set(x), history, row)
         return TrainState(state.step + 1, params, opt_state), history
@@ -263,6 +264,13 @@ def test_a_dead_representation_stops(tmp_path):
     with pytest.raises(UserError, match="dead at step 5: for 5 steps the logits .*outer.lr"):
         train(tmp_path, spread=1e-9)
     assert programs.records(tmp_path) == []
+
+
+def test_steps_without_a_query_row_do_not_make_it_dead(tmp_path):
+    """Their loss is 0, as in the first step of a rehearsal at meta-train."""
+    call = functools.partial(train_call, scale=0.0)
+    summary = train(tmp_path, spread=0.0, call=call)
+    assert summary["steps"] == 23
 
 
 def test_without_validation_nothing_is_best(tmp_path):
