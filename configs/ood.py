@@ -14,18 +14,18 @@ classes. Of CIFAR-100 the first 100 images of each class are read, which are its
 CIFAR100 and CUB may hold the official archives, class folders or zips; without `test_data.dir` they
 are fetched. A workdir trained on the first set can be tested on several: training does not depend
 on `test_data`. Presets, behind a colon, separated by commas: one of the two pairs
-(mini_imagenet_cifar100 is the default), then `released` (docs/deviations.md) or `smoke` (the whole
-pipeline, small network, clusters of PCA). Time: as configs/mini_imagenet.py and
-configs/omniglot.py; `smoke` takes minutes on 2 CPU cores. Expected accuracy of `smoke`:
-docs/results.md; of the paper: meml_jax/paper.py.
+(mini_imagenet_cifar100 is the default), then `contrastive` (for omniglot_cub, in place of ACAI),
+`released` (docs/deviations.md) or `smoke` (the whole pipeline, small network, clusters of PCA).
+Time: as configs/mini_imagenet.py and configs/omniglot.py; `smoke` takes minutes on 2 CPU cores.
+Expected accuracy of `smoke`: docs/results.md; of the paper: meml_jax/paper.py.
 """
 
 from typing import Any
 
-from meml_jax.presets import ALL_HEADS, MINI_IMAGENET, OMNIGLOT, SMOKE_PCA
+from meml_jax.presets import ALL_HEADS, CONTRASTIVE, MINI_IMAGENET, OMNIGLOT, SMOKE_PCA
 from meml_jax.settings import preset_config
 
-SMALL = SMOKE_PCA | {"embedding.normalize": False, "tasks.max_size": 30}
+SMALL = SMOKE_PCA | {"embedding.whiten": 0.0, "tasks.max_size": 30}
 
 MINI_IMAGENET_CIFAR100: dict[str, Any] = MINI_IMAGENET | {
     "test_data.name": "cifar100",
@@ -51,4 +51,6 @@ def get_config(presets: str = "mini_imagenet_cifar100"):
     """Return the locked settings for presets such as `omniglot_cub,smoke`."""
     named = PAIRS.keys() & {name.strip() for name in presets.split(",")}
     pair = {} if named else MINI_IMAGENET_CIFAR100
-    return preset_config(presets, PAIRS | {"smoke": SMALL}, ALL_HEADS | pair)
+    return preset_config(
+        presets, PAIRS | {"contrastive": CONTRASTIVE, "smoke": SMALL}, ALL_HEADS | pair
+    )

@@ -1,4 +1,4 @@
-"""What the programs here say, and how they end: one line and an exit code, never a traceback."""
+"""What the programs here are told, what they say, and how they end: never with a traceback."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def say(line: str) -> None:
     """Print a line at once, also into a pipe; of several processes, the first speaks for all."""
     if not devices.process():
         print(line, flush=True)
+
+
+def split_overrides(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Separate `--config.a.b=value` and `--config.a.b value` from the other arguments."""
+    overrides, rest, left = [], [], iter(argv)
+    for arg in left:
+        if arg.startswith("--config."):
+            overrides.append(arg if "=" in arg else f"{arg}={next(left, '')}")
+        else:
+            rest.append(arg)
+    return tuple(overrides), rest
 
 
 @contextlib.contextmanager

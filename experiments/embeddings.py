@@ -2,21 +2,22 @@
 
     python experiments/embeddings.py --config=configs/omniglot.py --config.data.dir=DIR
         --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
-        [--config.a.b=value]
+        [--config.a.b=value] [--write_docs=docs/results.md]
 
 Each row is a run of `run.py --stage=cluster` in a folder of its own below the workdir, with the
 settings given and those of the row in `ROWS`; what is finished is reused and a stopped row goes on,
-as there. Rows that differ in whitening and clustering only have one training. Prints the table, and
-leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/figures`. True labels serve the table
-and the figures only.
+as there. Rows that differ in whitening and clustering only have one training. Prints the table of
+all rows that are finished there, and leaves it in `WORKDIR/table.md`, the figures in
+`WORKDIR/ROW/figures`. True labels serve the table and the figures only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,119 +26,207 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
-from console import exit_code, say
+from console import exit_code, say, split_overrides
 
-from meml_jax import checks, choices, embedding_report, rounds, sharing, stages
+from meml_jax import (
+    checks,
+    choices,
+    embedding_report,
+    figures,
+    presets,
+    rounds,
+    sharing,
+    stages,
+    table_report,
+)
 from meml_jax.config import Config
-from meml_jax.data import datasets
 from meml_jax.embeddings import get_fit
-from meml_jax.files import write_atomic
-from meml_jax.metrics import Progress
-from meml_jax.settings import override
+from meml_jax.environment import commit, device_name
+from meml_jax.files import expand_home, read_json, write_atomic, write_json
+from meml_jax.settings import flatten, from_dict, override
+from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, UserError
-from meml_jax.workdir import open_workdir
+from meml_jax.workdir import fingerprint, open_workdir
 
-ACAI = {"embedding.dim": 256, "embedding.batch_size": 64}
-ROWS: dict[str, dict[str, Any]] = {
-    "pixels": {"embedding.name": "pixels"},
-    "pca": {"embedding.name": "pca", "embedding.dim": 64},
-    "pca_whitened": {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
-    "random": {"embedding.name": "random"},
-    "acai": {"embedding.name": "acai", **ACAI},
-    "acai_whitened": {"embedding.name": "acai", **ACAI, "embedding.whiten": 1.0},
-    "deepcluster": {"embedding.name": "deepcluster"},
-    "sela": {"embedding.name": "sela"},
-    "contrastive": {"embedding.name": "contrastive"},
-    "contrastive_whitened": {"embedding.name": "contrastive", "embedding.whiten": 0.5},
-    "contrastive_ward": {
-        "embedding.name": "contrastive",
-        "embedding.whiten": 0.5,
-        "clustering.init": "ward",
-    },
+PLAIN: dict[str, Any] = {"embedding.whiten": 0.0, "embedding.normalize": False}
+PSEUDO_LABELS = PLAIN | {  # their codes are whitened and of length 1 already
+    "embedding.channels": 64,
+    "embedding.dim": 256,
+    "embedding.batch_size": 256,
+    "embedding.num_pseudo_labels": 1100,
+    "embedding.steps": 10_000,
 }
-"""What a row sets. Settings given on the command line hold for all rows, except these."""
+ROWS: dict[str, dict[str, Any]] = {
+    "pixels": PLAIN | {"embedding.name": "pixels"},
+    "pca": PLAIN | {"embedding.name": "pca", "embedding.dim": 64},
+    "pca_whitened": PLAIN | {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
+    "random": PLAIN | {"embedding.name": "random", "embedding.channels": 64},
+    "acai": presets.ACAI | PLAIN,
+    "acai_whitened": presets.ACAI | {"embedding.normalize": False},
+    "acai_whitened_normalized": presets.ACAI | {"embedding.normalize": True},
+    "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
+    "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
+    "contrastive": presets.CONTRASTIVE,
+    "contrastive_whitened": presets.CONTRASTIVE | {"embedding.whiten": 0.5},
+    "contrastive_ward": presets.CONTRASTIVE | {"embedding.whiten": 0.5, "clustering.init": "ward"},
+}
+"""What a row sets. Settings given on the command line hold for all rows, and before these."""
 
-COLUMNS = ("NMI", "purity", "adjusted Rand", "clusters", "dim", "embed s", "cluster s")
+COLUMNS = (
+    "NMI", "purity", "adjusted Rand", "clusters", "dim", "steps", "embed s", "cluster s",
+    "device", "commit",
+)  # fmt: skip
+FINISHED = "row.json"
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
+flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
 
 
-def settings_of(row: str, config: Config) -> Config:
-    """Return the settings of a row.
+def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
+    """Return the settings of a row: of the file, of the row, then those `given` by the user.
 
     Raises:
-      UserError: no such row, or an embedding that is not there.
+      UserError: no such row, an embedding that is not there, or settings that no row has.
     """
     if row not in ROWS:
         raise UserError(f"--rows has {row!r}, expected some of {', '.join(ROWS)}")
-    config = override(config, ROWS[row])
+    config = override(config, {**ROWS[row], **given})
+    if config.seeds != 1:
+        raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
+    if config.tasks.labels == "true":
+        raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
     get_fit(config.embedding.name)
     return config
 
 
-def measure(
-    config: Config, dataset: Dataset, workdir: Path, trained: Path | None
-) -> dict[str, Any]:
-    """Embed and cluster in a workdir, draw the figures: what stands in the table's row.
+def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Config]:
+    """Return the settings of each row, where the `fields` that the user gave win.
 
-    `trained` is a finished row's workdir with the same embedding before whitening, if any.
+    Raises:
+      UserError: as `settings_of`; a field that would make rows alike which differ in it.
     """
-    first = rounds.folder(config, 1, workdir)
-    with open_workdir(workdir, config):
-        if trained is not None and not (first / "embedding").exists():
-            sharing.copy(trained / "embedding", first / "embedding")
-        z = rounds.embed(config, dataset, workdir, say)
-        clusters = stages.cluster(config, dataset, z, workdir, say)
-        if z is None:
-            raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
-        embedding_report.write(config, dataset, z, clusters, workdir)
-    info = clusters.info
+    given = {field: flatten(config)[field] for field in fields}
+    settings = {name: settings_of(name, config, given) for name in names}
+    for field in given:
+        own = {name: ROWS[name][field] for name in names if field in ROWS[name]}
+        if len(set(own.values())) > 1:
+            said = ", ".join(f"{value!r} in {name}" for name, value in own.items())
+            raise UserError(
+                f"--config.{field} would make rows alike that differ in it ({said}); choose rows "
+                "that agree with --rows"
+            )
+    for each in settings.values():
+        checks.before_loading(each)
+    return settings
+
+
+def twin(config: Config, folder: Path) -> Path | None:
+    """Find another row's folder with the same training, finished, whatever follows it."""
+
+    def training(config: Config) -> Config:
+        return dataclasses.replace(override(config, PLAIN), clustering=Config().clustering)
+
+    for path in sorted(folder.parent.glob("*/config.json")):
+        with contextlib.suppress(UserError):
+            other = from_dict(read_json(path))
+            first = rounds.folder(other, 1, path.parent)
+            done = (first / "embedding").exists() and (first / "embeddings.npz").exists()
+            if path.parent != folder and done and training(other) == training(config):
+                return first
+    return None
+
+
+def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
+    """Embed and cluster in a row's folder, draw the figures: what stands in the table."""
+    first = rounds.folder(config, 1, folder)
+    with open_workdir(folder, config):
+        if not (first / "embedding").exists() and (source := twin(config, folder)) is not None:
+            say(f"embed: copies the training from {source}")
+            sharing.copy(source / "embedding", first / "embedding")
+        z = rounds.embed(config, dataset, folder, say)
+        clusters = stages.cluster(config, dataset, z, folder, say)
+        assert z is not None  # no oracle, by `settings_of`
+        embedding_report.write(config, dataset, z, clusters, folder)
+        info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
+        figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
     return {
         "NMI": info["nmi"],
         "purity": info["purity"],
         "adjusted Rand": info["adjusted_rand"],
         "clusters": info["actual"],
         "dim": z.shape[1],
-        "embed s": json.loads((first / "embedding.json").read_text())["seconds"],
+        "steps": config.embedding.steps if (first / "embedding").exists() else None,
+        "embed s": (read_json(first / "embedding.json") or {}).get("seconds"),
         "cluster s": info["seconds"],
+        "device": device_name(),
+        "commit": commit(),
     }
 
 
-def table(rows: dict[str, dict[str, Any]]) -> str:
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Write rows as a Markdown table."""
 
     def cell(column: str, value: Any) -> str:
         if value is None:
             return "-"
-        return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
+        if isinstance(value, float):
+            return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
+        return str(value)
 
     lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
     for name, row in rows.items():
-        cells = [str(row[c]) if isinstance(row[c], int) else cell(c, row[c]) for c in COLUMNS]
+        cells = [cell(column, row.get(column)) for column in COLUMNS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def compare(config: Config, workdir: Path, names: list[str]) -> None:
-    """Measure each row and print the table of those that are done after each."""
-    settings = {name: settings_of(name, config) for name in names}
-    for each in settings.values():
-        checks.before_loading(each)
+def stored(workdir: Path, dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """Read the finished rows on these images, in the order of `ROWS`."""
+    found = {name: read_json(workdir / name / FINISHED) for name in ROWS}
+    return {
+        name: row for name, row in found.items() if row and row["images"] == dataset.content_hash
+    }
+
+
+def block(rows: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> str:
+    """Write the table for a document, with the commands that made it."""
+    commands: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        commands.setdefault(row["flags"], []).append(name)
+    lines = [
+        f"    python experiments/embeddings.py {flags_} --rows={','.join(names)}"
+        for flags_, names in commands.items()
+    ]
+    title = f"## Embeddings of {dataset.name}"
+    note = f"{len(dataset.train.images)} training images; agreement of clusters and true classes."
+    return "\n\n".join([title, note, "\n".join(lines), table(rows)])
+
+
+def compare(
+    config: Config, settings: Mapping[str, Config], workdir: Path, given: str, docs: str | None
+) -> None:
+    """Measure each row, and write the table of those that are done after each.
+
+    `given` are the flags that tell how; `docs` is the document that gets the table, if any.
+    """
     run.start_jax(config)
-    progress = Progress(None, "images", unit="images")
-    dataset = datasets.load(config.data, report=say, progress=progress)
-    progress.close()
-    rows: dict[str, dict[str, Any]] = {}
-    trained: dict[Config, Path] = {}
+    dataset = run.load(config)
     for name, each in settings.items():
         say(f"== {name}")
-        each = choices.complete(each, dataset, say)
-        same = override(each, {"embedding.whiten": 0.0, "embedding.normalize": False})
-        same = dataclasses.replace(same, clustering=Config().clustering)
-        rows[name] = measure(each, dataset, workdir / name, trained.get(same))
-        trained.setdefault(same, rounds.folder(each, 1, workdir / name))
-        write_atomic(workdir / "table.md", table(rows))
+        each, path = choices.complete(each, dataset, say), workdir / name / FINISHED
+        parts = (each.embedding, each.clustering, each.tasks, each.seed, each.precision)
+        wanted = fingerprint(*parts, dataset.content_hash)
+        if (read_json(path) or {}).get("settings") == wanted:
+            say(f"finished, in {path.parent}")
+            continue
+        row = measure(each, dataset, workdir / name)
+        write_json(path, row | {"settings": wanted, "images": dataset.content_hash, "flags": given})
+        write_atomic(workdir / "table.md", table(stored(workdir, dataset)))
+    rows = stored(workdir, dataset)
     say(table(rows))
+    if docs:
+        name = f"embeddings of {dataset.name}"
+        table_report.write_into(expand_home(docs), name, block(rows, dataset))
 
 
 def main(argv: list[str]) -> int:
@@ -147,8 +236,15 @@ def main(argv: list[str]) -> int:
         return 0
 
     def work() -> int:
-        config, workdir, _ = run.parse(argv)
-        compare(config, workdir, flags.FLAGS.rows)
+        config, workdir, stage = run.parse(argv)
+        if stage != "all":
+            raise UserError(f"--stage={stage}: a row is embedded and clustered, leave it out")
+        overrides, rest = split_overrides(argv)
+        names, fields = flags.FLAGS.rows, overridden_fields(overrides)
+        file = next((arg for arg in rest if arg.startswith("--config=")), "--config=FILE")
+        told = [arg for arg in overrides if not arg.startswith("--config.data.dir")]
+        given = " ".join([file, "--config.data.dir=DIR", *told])
+        compare(config, choose(config, names, fields), workdir, given, flags.FLAGS.write_docs)
         return 0
 
     return exit_code(work)

@@ -1,7 +1,7 @@
 """A table of the paper: trains and tests what is missing, and puts ours beside the paper's.
 
     python experiments/tables.py --table=omniglot --results=runs/tables --data_root=DIR
-        [--rows=oml,meml] [--seeds=0,1] [--budget=smoke|short|paper] [--presets=acai]
+        [--rows=oml,meml] [--seeds=0,1] [--budget=smoke|short|paper] [--presets=contrastive]
         [--config.a.b=value] [--report_only] [--write_docs=docs/results.md [--label=TEXT]]
 
 Tables: the files in configs/tables, or the path of one of your own. A row is a run of
@@ -28,12 +28,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 import run
-from console import exit_code, say, user_errors
+from console import exit_code, say, split_overrides, user_errors
 
 from meml_jax import checks, comparison, curves, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import expand_home, lock, write_atomic
+from meml_jax.files import expand_home, lock
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
@@ -43,7 +43,7 @@ _define = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
 _define("table", None, "Name of a file in configs/tables, or a path.")
 _define("results", "runs/tables", "Folder of all tables' runs.")
 _define("data_root", None, "Folder with a folder of each data set's name.")
-_define("presets", "", "Presets of the config file for all rows, e.g. acai.")
+_define("presets", "", "Presets of the config file for all rows.")
 _define("write_docs", None, "Markdown file that gets the table, between marks.")
 _define("label", "", "Tells several versions of a table in one file apart.")
 flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=FLAGS)
@@ -57,7 +57,7 @@ Runs = dict[tuple[str, int], Config]
 
 def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
     """Read the command line into FLAGS: (table, settings of the runs asked for)."""
-    overrides, rest = _split(argv)
+    overrides, rest = split_overrides(argv)
     with user_errors():
         unknown = FLAGS(rest)[1:]
         if unknown:
@@ -83,17 +83,6 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
     for config in runs.values():
         checks.before_loading(config)
     return table, runs
-
-
-def _split(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Separate `--config.a.b=value` and `--config.a.b value` from the other arguments."""
-    overrides, rest, left = [], [], iter(argv)
-    for arg in left:
-        if arg.startswith("--config."):
-            overrides.append(arg if "=" in arg else f"{arg}={next(left, '')}")
-        else:
-            rest.append(arg)
-    return tuple(overrides), rest
 
 
 def folder() -> Path:
@@ -172,9 +161,7 @@ def write_report(table: tables.Table) -> None:
     said = f"## {table.title}{label}\n\n{table.note}".strip()
     text = table_report.write(folder(), table, lines, commands(table, lines), said)
     if FLAGS.write_docs:
-        path = expand_home(FLAGS.write_docs)
-        document = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_atomic(path, table_report.insert(document, f"{name}{label}", text))
+        table_report.write_into(expand_home(FLAGS.write_docs), f"{name}{label}", text)
     say(f"report: {folder() / 'report.html'}")
 
 

@@ -50,7 +50,7 @@ class EmbeddingConfig:
     channels: int = 256  # contrastive: width of the FEN; deepcluster, sela: of AlexNet
     views: str = "drawing"  # contrastive, deepcluster, sela: drawing, photo
     temperature: float = 0.1  # contrastive
-    width: int = 16  # acai: channels of the first block, doubled by each (its authors: 64)
+    width: int = 16  # acai: channels of the first block, doubled by each
     depth: int = 3  # acai: blocks, each halves the image
     critic_mix: float = 0.2  # acai: gamma, share of the image in what the critic calls real
     critic_weight: float = 0.5  # acai: lambda, of the critic in the autoencoder's loss

@@ -28,6 +28,8 @@ def conv2d(x: Array, kernel: Array, *, stride: int) -> Array:
       float [N, (H - KH) // stride + 1, (W - KW) // stride + 1, O], of the dtype of `x`.
     """
     if jax.default_backend() == "cpu":
+        if stride == 1 and kernel.shape[3] * kernel.shape[0] * kernel.shape[1] <= x.shape[3]:
+            return _product_first(x, kernel)
         # XLA's CPU compiler has no fast kernel for the native gradients inside a scan: 9.8 s a
         # step of six layers, 256 channels, 25 images of 28x28, on 2 cores; products take 66 ms.
         return _conv(x, kernel, stride)
@@ -49,6 +51,19 @@ def _windows(x: Array, size: tuple[int, ...], stride: int) -> Array:
         for j in range(size[1])
     ]
     return jnp.concatenate(cells, axis=-1)
+
+
+def _product_first(x: Array, kernel: Array) -> Array:
+    """The convolution of stride 1 to so few channels that windows would be wider than products."""
+    height, width, channels, outputs = kernel.shape
+    products = x @ jnp.moveaxis(kernel, 2, 0).reshape(channels, -1)
+    products = lax.optimization_barrier(products)
+    products = products.reshape(*x.shape[:3], height, width, outputs)
+    rows, cols = x.shape[1] - height + 1, x.shape[2] - width + 1
+    cells = [
+        products[:, i : i + rows, j : j + cols, i, j] for i in range(height) for j in range(width)
+    ]
+    return sum(cells[1:], start=cells[0])
 
 
 # The three functions below are the derivatives of one trilinear form, sum(y_bar * conv(x, kernel)),

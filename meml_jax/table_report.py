@@ -13,7 +13,7 @@ from typing import Any
 
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
-from meml_jax.files import write_atomic
+from meml_jax.files import lock, write_atomic
 from meml_jax.table_figures import label
 from meml_jax.table_sheets import Sheet, all_of, make_sheets, parts_of
 from meml_jax.tables import Table
@@ -107,6 +107,16 @@ def csv_text(lines: Sequence[Line]) -> str:
                 }
             writer.writerow(row)
     return buffer.getvalue()
+
+
+def write_into(path: Path, name: str, text: str) -> None:
+    """Put a block into a document, a file that need not exist, as `insert` does.
+
+    Of several processes one after another does it, so that no block is lost.
+    """
+    with lock(path.with_name(f".{path.name}.lock"), wait=True):
+        document = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_atomic(path, insert(document, name, text))
 
 
 def insert(document: str, name: str, text: str) -> str:

@@ -177,8 +177,8 @@ def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> 
     """
     for field in overridden_fields(overrides):
         check_field(field)
-        if field == "seed":
-            raise UserError("--config.seed holds for all rows; use --seeds=0,1 instead")
+        if field in ("seed", "seeds"):
+            raise UserError(f"--config.{field} holds for all rows; use --seeds=0,1 instead")
         (first, one), *others = ((name, flatten(c)[field]) for name, c in configs.items())
         for name, other in others:
             if other != one:

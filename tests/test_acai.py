@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax import checkpoints, training
+from meml_jax import checkpoints, convolution, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
 from meml_jax.embeddings import acai, autoencoder
@@ -163,14 +163,14 @@ def test_shapes(shape, depth, dim, code):
 
 def test_the_border_is_repeated():
     image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
-    grown = np.asarray(autoencoder.prepare(jnp.asarray(image), 2))[0, :, :, 0] * 255
+    grown = np.asarray(autoencoder.prepare(jnp.asarray(image), 2) + 1)[0, :, :, 0] * 255 / 2
     np.testing.assert_allclose(grown[:3, :3], image[0, :, :, 0], atol=1e-5)
     np.testing.assert_allclose(grown[3], [6, 7, 8, 8], atol=1e-5)
 
 
 def test_a_convolution_keeps_the_size():
     x = np.random.default_rng(0).normal(size=(1, 4, 5, 2)).astype(np.float32)
-    y, variables = autoencoder.same_conv(3).init_with_output(jax.random.key(0), x)
+    y, variables = autoencoder.same_conv(3, "any").init_with_output(jax.random.key(0), x)
     kernel = np.asarray(variables["params"]["kernel"])
     padded = np.pad(x[0], ((1, 1), (1, 1), (0, 0)))
     expected = np.array(
@@ -178,6 +178,20 @@ def test_a_convolution_keeps_the_size():
          for i in range(4)]
     )  # fmt: skip
     np.testing.assert_allclose(y[0], expected, atol=1e-5)
+
+
+def test_the_stem_is_two_convolutions():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 4, 3)), jnp.float32)
+    stem = autoencoder.Stem(6)
+    shapes = jax.eval_shape(stem.init, jax.random.key(0), x)["params"]
+    rng = np.random.default_rng(1)  # biases are not 0
+    params = {k: jnp.asarray(rng.normal(size=v.shape), v.dtype) for k, v in shapes.items()}
+    inside = jnp.einsum("nhwc,cm->nhwm", x, params["point_kernel"][0, 0])
+    inside += params["point_bias"][None, None, None]
+    padded = jnp.pad(inside, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    expected = convolution.native(padded, params["square_kernel"], 1)
+    expected += params["square_bias"][None, None, None]
+    np.testing.assert_allclose(stem.apply({"params": params}, x), expected, rtol=1e-4, atol=1e-4)
 
 
 # Training.
@@ -210,7 +224,7 @@ def test_training_reconstructs_and_interpolates(glyphs, trained):
         model.encode(params, autoencoder.prepare(jnp.asarray(glyphs[i : i + 1]), 1)) for i in (0, 3)
     ]
     middle = model.decode(params, (codes[0] + codes[1]) / 2)[:, :7, :7]
-    np.testing.assert_allclose(between[0, 1], np.clip(middle, 0, 1)[0], atol=1e-5)
+    np.testing.assert_allclose(between[0, 1], np.clip((middle + 1) / 2, 0, 1)[0], atol=1e-5)
     np.testing.assert_allclose(z[0], codes[0].ravel(), atol=1e-5)
 
 

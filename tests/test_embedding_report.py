@@ -126,28 +126,56 @@ def test_the_figures_of_an_autoencoder(tmp_path):
         assert pixels(tmp_path / "figures" / f"{name}.png").std() > 5
 
 
-@pytest.mark.slow
-def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
-    script = "experiments/embeddings.py"
-    values = {
-        "data.num_classes": 20, "clustering.num_clusters": 10, "embedding.channels": 4,
-        "embedding.steps": 10, "embedding.batch_size": 8,
-    }  # fmt: skip
+def table(tmp_path, *flags, **values):
+    """Run the program on generated characters: (exit code, lines said, what went wrong)."""
+    values = {"data.num_classes": 20, "clustering.num_clusters": 10} | values
     command = [
-        sys.executable, script, "--config=configs/quickstart.py:smoke", f"--workdir={tmp_path}",
-        "--rows=pixels,contrastive,contrastive_ward",
-        *(f"--config.{name}={value}" for name, value in values.items()),
+        sys.executable, "experiments/embeddings.py", "--config=configs/quickstart.py:smoke",
+        f"--workdir={tmp_path}", *flags, *(f"--config.{k}={v}" for k, v in values.items()),
     ]  # fmt: skip
     root = Path(__file__).parent.parent
-    lines = subprocess.run(
-        command, check=True, cwd=root, capture_output=True, text=True
-    ).stdout.splitlines()
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "values", "message"),
+    [
+        (["--rows=pixels,acay"], {}, "--rows has 'acay', expected some of pixels"),
+        (["--stage=train"], {}, "--stage=train: a row is embedded and clustered"),
+        (["--rows=pca"], {"seeds": 2}, "seeds=2, expected 1"),
+        (["--rows=acai,sela"], {"embedding.steps": 9}, "(20000 in acai, 10000 in sela)"),
+    ],
+)
+def test_a_table_that_cannot_be(tmp_path, flags, values, message):
+    code, _, err = table(tmp_path, *flags, **values)
+    assert code == 2 and message in err and "Traceback" not in err
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
+    values = {"embedding.channels": 4, "embedding.steps": 10, "embedding.batch_size": 8}
+    document = tmp_path / "results.md"
+    code, first, err = table(tmp_path / "rows", "--rows=contrastive,pixels", **values)
+    assert code == 0, err
+    code, lines, err = table(
+        tmp_path / "rows", "--rows=contrastive,contrastive_ward", f"--write_docs={document}",
+        **values,
+    )  # fmt: skip
+    assert code == 0, err
+    tmp_path = tmp_path / "rows"
+    assert lines[lines.index("== contrastive") + 1].startswith("finished, in")
     ward = lines[lines.index("== contrastive_ward") :]
     assert any(line.startswith("embed: reuses 10 steps of") for line in ward)
     rows = (tmp_path / "table.md").read_text().splitlines()[2:]
     assert [row.split(" | ")[0] for row in rows] == [
         "| pixels", "| contrastive", "| contrastive_ward"
     ]  # fmt: skip
+    assert all(row in document.read_text().splitlines() for row in rows)
+    assert "--rows=pixels,contrastive,contrastive_ward" in document.read_text()
+    assert (tmp_path / "pixels" / "figures" / "cluster_sizes.png").exists()
     paths = (tmp_path / name / "embeddings.npz" for name in ("contrastive", "contrastive_ward"))
     plain, whitened = (np.load(path)["embeddings"] for path in paths)
     assert len(plain) == len(whitened) and not np.array_equal(plain, whitened)

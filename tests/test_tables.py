@@ -155,7 +155,7 @@ def test_what_a_row_is(tmp_path):
     assert (config.learner, config.tasks.balance, config.clustering.num_clusters) == (
         "oml", "truncate", 500,
     )  # fmt: skip
-    assert settings("omniglot", "meml", presets="acai").embedding.name == "acai"
+    assert settings("omniglot", "meml", presets="contrastive").embedding.name == "contrastive"
     (tmp_path / "omniglot").mkdir()
     config = settings("film_cifar100", "oracle_oml", data_root=tmp_path)
     assert config.data.dir == str(tmp_path / "omniglot") and config.test_data.dir is None
@@ -187,6 +187,7 @@ def test_flags_give_back_the_settings(tmp_path):
         (["--table=omniglot", "--rows=oml,memll"], "--rows has 'memll', expected some of oracle_"),
         (["--table=omniglot", "--config.learner=oml"], "differ in it: 'oml' in oracle_oml, 'meml'"),
         (["--table=omniglot", "--config.seed=1"], "use --seeds=0,1 instead"),
+        (["--table=omniglot", "--config.seeds=2"], "use --seeds=0,1 instead"),
         (["--table=omniglot", "--config.trian.steps=3"], "did you mean 'train.steps'?"),
         (["--table=omniglot", "--config.train.steps", "many"], "train.steps=many"),
         (["--table=omniglot", "--config.train.steps=0"], "train.steps=0, expected at least 1"),
@@ -325,7 +326,7 @@ def test_report(stored):
     assert "Data: PART of omniglot." in text
     # Train 100 s, test 3 curves of 2 points of 2 s.
     assert cells(text, "meml") == [
-        "0, 1", "contrastive", "9", "0.500", "40", "3", "100", "12", "cpu", "abc",
+        "0, 1", "acai", "9", "0.500", "40", "3", "100", "12", "cpu", "abc",
     ]  # fmt: skip
     assert cells(text, "oracle_oml")[1:4] == ["true classes", "9", "-"]
     cost = text.split("## Cost")[1]

@@ -1,6 +1,6 @@
 """Table 1: Omniglot. Balanced against unbalanced tasks, one update against many, the oracles.
 
-The embedding is that of configs/omniglot.py; `--presets=acai` gives the paper's. The paper has no
+The embedding is the paper's ACAI; `--presets=contrastive` gives a better one. The paper has no
 number for 1100 balanced clusters, and says of its row OML both that it is balanced and that it is
 not; here OML has all clusters as they are.
 """

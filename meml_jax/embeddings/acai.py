@@ -46,8 +46,8 @@ def autoencoder_loss(
     Returns:
       (loss [], Metrics []: `reconstruction` and `fooling`, its two parts without the weight).
 
-    Differs from the paper: the squared error is a mean over pixels, as in its authors' code, so
-    that lambda does not depend on the size of the images.
+    Differs from the paper: the squared error is a mean over pixels of images in [-1, 1], as in its
+    authors' code, so that lambda does not depend on the size of the images.
     """
     reconstruction_loss = jnp.mean((images - reconstruction) ** 2)
     fooling = jnp.mean(guess**2)
@@ -69,7 +69,7 @@ def losses(
 
     Args:
       params: {'encoder', 'decoder', 'critic'}.
-      images: [N, H, W, C] in [0, 1].
+      images: [N, H, W, C] in [-1, 1].
       alpha: [N] in [0, 0.5].
       model: the networks.
       mix: gamma.
@@ -155,8 +155,9 @@ def fit(
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from the paper (Berthelot et al.): Adam's learning rate falls along a cosine in place of
-    a constant 1e-4; 16 channels in the first block where its authors' code has 64; 28x28 images are
-    brought to 32x32 by repeating their border.
+    a constant 1e-4; 28x28 images are brought to 32x32 by repeating their border, which is the
+    paper's -1 on drawings. Its authors have 16 channels in the first block for digits, as here, and
+    64 for colour.
     """
     fitting.check(config, images)
     shape = images.shape[1:]
@@ -168,7 +169,7 @@ def fit(
         images,
         key,
         config,
-        name="acai",
+        name="acai, images in [-1, 1]",
         trained_by=TRAINED_BY,
         loss="autoencoder's loss",
         checkpoint_dir=checkpoint_dir,
@@ -212,7 +213,7 @@ def decode_between(
         z = (1 - share) * ends[0][None] + share * ends[1][None]
         images = model.decode(params, z.reshape(-1, *z.shape[2:]))
         images = images[:, top : top + shape[0], left : left + shape[1]]
-        return jnp.clip(images, 0, 1).reshape(*z.shape[:2], *shape)
+        return jnp.clip((images + 1) / 2, 0, 1).reshape(*z.shape[:2], *shape)
 
     decoded = decode(params, first, second, jnp.asarray(shares, jnp.float32))
     return np.asarray(decoded).swapaxes(0, 1)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from meml_jax.config import EmbeddingConfig
+from meml_jax.convolution import conv2d
 from meml_jax.layers import Conv
 from meml_jax.meta_train import to_float
 from meml_jax.types import Array, Params, UserError
@@ -21,15 +22,41 @@ _leaky = functools.partial(nn.leaky_relu, negative_slope=SLOPE)
 _weight_init = nn.initializers.variance_scaling(1 / (1 + SLOPE**2), "fan_in", "normal")
 
 
-def same_conv(channels: int, size: int = 3) -> Conv:
-    """Build a convolution that keeps the size of its images, zeros around."""
-    return Conv(channels, size, stride=1, padding=size // 2, kernel_init=_weight_init)
+def same_conv(channels: int, name: str) -> Conv:
+    """Build a 3x3 convolution that keeps the size of its images, zeros around."""
+    return Conv(channels, 3, stride=1, padding=1, kernel_init=_weight_init, name=name)
+
+
+class Stem(nn.Module):
+    """A 1x1 convolution and the 3x3 one on it, zeros around: [N, H, W, C] -> [N, H, W, width].
+
+    There is no activation between them, so they are one 3x3 convolution of C + 1 channels: the last
+    one is 1 inside the image and brings the bias of the first, which the zeros around do not have.
+    On a CPU at 16 channels this takes an eighth of the time.
+    """
+
+    width: int
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Convolve twice."""
+        kernel = functools.partial(self.param, init_fn=_weight_init, dtype=images.dtype)
+        bias = functools.partial(
+            self.param, init_fn=nn.initializers.zeros_init(), shape=(self.width,)
+        )
+        point = kernel("point_kernel", shape=(1, 1, images.shape[-1], self.width))[0, 0]
+        point = jnp.concatenate([point, bias("point_bias")[None]])
+        square = kernel("square_kernel", shape=(3, 3, self.width, self.width))
+        both = jnp.einsum("cm,ijmo->ijco", point, square)
+        x = jnp.concatenate([images, jnp.ones_like(images[..., :1])], axis=-1)
+        x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        return conv2d(x, both, stride=1) + bias("square_bias")[None, None, None]
 
 
 class Encoder(nn.Module):
     """f, and the critic's body: blocks of two convolutions that double the channels, then halving.
 
-    [N, S, S, C] -> [N, S / 2^depth, S / 2^depth, outputs].
+    [N, S, S, C] -> [N, S / 2^depth, S / 2^depth, outputs]; the first convolution is a `Stem`.
     """
 
     width: int
@@ -39,13 +66,15 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(self, images: Array) -> Array:
         """Encode; the last layer is linear."""
-        x = same_conv(self.width, 1)(images)
+        x = images
         for block in range(self.depth):
-            for _ in range(2):
-                x = _leaky(same_conv(self.width << block)(x))
+            for i in range(2):
+                conv = same_conv(self.width << block, f"block_{block}_{i}")
+                x = _leaky((conv if block or i else Stem(self.width, name="stem"))(x))
             n, height, width, channels = x.shape
             x = x.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
-        return same_conv(self.outputs)(_leaky(same_conv(self.width << self.depth)(x)))
+        x = _leaky(same_conv(self.width << self.depth, "last")(x))
+        return same_conv(self.outputs, "code")(x)
 
 
 class Decoder(nn.Module):
@@ -60,12 +89,12 @@ class Decoder(nn.Module):
         """Decode [N, S / 2^depth, S / 2^depth, K] -> images [N, S, S, channels], unbounded."""
         x = z
         for block in reversed(range(self.depth)):
-            for _ in range(2):
-                x = _leaky(same_conv(self.width << block)(x))
+            for i in range(2):
+                x = _leaky(same_conv(self.width << block, f"block_{block}_{i}")(x))
             n, height, width, channels = x.shape
             four = jnp.broadcast_to(x[:, :, None, :, None], (n, height, 2, width, 2, channels))
             x = four.reshape(n, 2 * height, 2 * width, channels)
-        return same_conv(self.channels)(_leaky(same_conv(self.width)(x)))
+        return same_conv(self.channels, "image")(_leaky(same_conv(self.width, "last")(x)))
 
 
 class Model(NamedTuple):
@@ -91,8 +120,9 @@ def around(image_shape: tuple[int, ...], depth: int) -> tuple[tuple[int, int], .
 
 
 def prepare(images: Array, depth: int) -> Array:
-    """Bring uint8 images to [0, 1] and repeat their border until `around` is filled."""
-    return jnp.pad(to_float(images), ((0, 0), *around(images.shape[1:], depth), (0, 0)), "edge")
+    """Bring uint8 images to [-1, 1] and repeat their border until `around` is filled."""
+    signed = 2 * to_float(images) - 1
+    return jnp.pad(signed, ((0, 0), *around(images.shape[1:], depth), (0, 0)), "edge")
 
 
 def make_model(config: EmbeddingConfig, image_shape: tuple[int, int, int]) -> Model:
