@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from meml_jax import paper
 from meml_jax.config import Config
+from meml_jax.curves import BASELINES
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.tables import PLACES, Table
 from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
 
-BASELINES = ("pixels", "untrained")
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from meml_jax.figures import COLORS, MARKERS, STYLE, save
+from meml_jax.figures import COLORS, MARKERS, STYLE, picture, save
 
 _SAME, _OTHER, _PLAIN = COLORS[0], COLORS[1], "#BBBBBB"
 _PAGE = {**STYLE, "axes.grid": False}
@@ -165,11 +165,6 @@ def _page(
 def _draw(ax: Axes, image: np.ndarray, left: float, row: float, color: str) -> None:
     """Put an image with a frame at a place of the page."""
     extent = (left + 0.04, left + 0.92, -row - 0.92, -row - 0.04)
-    ax.imshow(_gray(image), cmap="gray", vmin=0, vmax=255, extent=extent)
+    ax.imshow(picture(image), cmap="gray", vmin=0, vmax=255, extent=extent)
     corner = (left + 0.04, -row - 0.92)
     ax.add_patch(Rectangle(corner, 0.88, 0.88, fill=False, lw=2, ec=color))
-
-
-def _gray(image: np.ndarray) -> np.ndarray:
-    """Drop the channel of a grey image."""
-    return image[..., 0] if image.shape[-1] == 1 else image

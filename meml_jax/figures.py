@@ -58,11 +58,11 @@ def accuracy_curve(
             x = np.array([point["num_classes"] for point in points])
             y = 100 * np.array([point["accuracy"] for point in points])
             half = 100 * np.array([point.get("ci95") or 0.0 for point in points])
-            look = _look(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
+            look = look_of(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
             ax.fill_between(x, y - half, y + half, alpha=0.15, linewidth=0, color=look["color"])
             lines.append(ax.errorbar(x, y, half, capsize=3, elinewidth=1.2, label=name, **look))
         for i, (name, row) in enumerate((paper or {}).items(), start=len(curves)):
-            look = _look(i) | {"ls": "--", "lw": 1.1, "mfc": "white", "label": f"{name} (paper)"}
+            look = look_of(i) | {"ls": "--", "lw": 1.1, "mfc": "white", "label": f"{name} (paper)"}
             lines += ax.plot(list(row), list(row.values()), **look)
         chance = {p["num_classes"]: 100 * p["chance"] for _, points in curves for p in points}
         x = np.array(sorted(chance))
@@ -109,9 +109,8 @@ def cluster_grid(
             ax.text(-0.15, top - 0.5, count, ha="right", va="center", fontsize=9)
             for column, i in enumerate(order):
                 left = column + 0.08 + (0.35 if n > columns and column >= high else 0.0)
-                image = images[i][..., 0] if images.shape[-1] == 1 else images[i]
                 extent = (left, left + 0.84, top - 0.92, top - 0.08)
-                ax.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
+                ax.imshow(picture(images[i]), cmap="gray", vmin=0, vmax=255, extent=extent)
                 color = cmap(norm(n * float(alpha[i])))
                 ax.add_patch(
                     Rectangle((left, top - 0.92), 0.84, 0.84, fill=False, lw=3.5, ec=color)
@@ -142,8 +141,7 @@ def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str]) -> N
         axes = figure.subplots(len(rows), columns, squeeze=False)
         highest = [max(float(row.maps[i].max()) for row in rows) for i in range(columns - 1)]
         for (first, *others), row in zip(axes, rows, strict=True):
-            image = row.image[..., 0] if row.image.shape[-1] == 1 else row.image
-            first.imshow(image, cmap="gray", vmin=0, vmax=255)
+            first.imshow(picture(row.image), cmap="gray", vmin=0, vmax=255)
             first.set_ylabel(row.name, rotation=0, ha="right", va="center", fontsize=8)
             for ax, values, top in zip(others, row.maps, highest, strict=True):
                 ax.imshow(values, cmap="viridis", vmin=0, vmax=top or 1)
@@ -250,9 +248,15 @@ def _curve(
     ax.plot(x, mean, color=color, label=f"{label}, mean of {len(window)} records (each faint)")
 
 
-def _look(i: int) -> dict[str, Any]:
-    """Give curve i a colour and a marker, so that it can be told apart in gray as well."""
-    return {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+def look_of(i: int) -> dict[str, Any]:
+    """Give curve i a colour and a marker, to tell it apart in gray too; no two of 49 share both."""
+    marker = MARKERS[(i + i // len(COLORS)) % len(MARKERS)]
+    return {"color": COLORS[i % len(COLORS)], "marker": marker}
+
+
+def picture(image: np.ndarray) -> np.ndarray:
+    """Bring an image [H, W, C] to what `imshow` takes: [H, W] where it is gray."""
+    return image[..., 0] if image.shape[-1] == 1 else image
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:

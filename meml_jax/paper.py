@@ -162,3 +162,8 @@ def _with_clusters(row: str, number: int) -> str:
     """Put the number of clusters where the paper has it: `MEML 64`, `MEML 64 RS`."""
     name, *rest = row.split(" ")
     return " ".join([name, str(number), *rest])
+
+
+def written(value: float) -> str:
+    """Write a number in % with the decimals that the paper gives: one, or two."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"

@@ -7,7 +7,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import PurePath
 from typing import Any
 
-from meml_jax.paper import few_shot_rows, paper_rows
+from meml_jax.paper import few_shot_rows, paper_rows, written
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
@@ -80,7 +80,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
     rows = [(name, [_interval(row.get(n)) for n in counts]) for name, row in points]
     for name, row in paper_rows(results["dataset"]).items():
         if set(row) & set(counts):
-            published = [f"{row[n]:.1f}" if n in row else "-" for n in counts]
+            published = [written(row[n]) if n in row else "-" for n in counts]
             rows.append((f"{name} (paper)", published))
     chance = {n: point["chance"] for _, row in points for n, point in row.items()}
     rows.append(("chance", [percent(chance[n]) for n in counts]))
@@ -149,9 +149,7 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
     rows = [(name, [_interval(row[n]) for n in at]) for name, row in points]
     for name, row in few_shot_rows(results["dataset"]).items():
         if set(row) & set(at):
-            rows.append(
-                (f"{name} (paper)", [percent(row[n] / 100) if n in row else "-" for n in at])
-            )
+            rows.append((f"{name} (paper)", [written(row[n]) if n in row else "-" for n in at]))
     rows.append(("chance", [percent(points[0][1][n]["chance"]) for n in at]))
     runs = sorted({point["runs"] for point in test["points"]})
     return [

@@ -37,7 +37,7 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
     drawn = [line for line in lines if line.kind != "baseline"]
     heads = list(dict.fromkeys(line.head for line in drawn))
     rows = list(dict.fromkeys(line.row for line in drawn))
-    looks = {row: _look(i) for i, row in enumerate(rows)}
+    looks = {row: figures.look_of(i) for i, row in enumerate(rows)}
     with matplotlib.rc_context(figures.STYLE):
         tall = max(3.0, 0.24 * (len(rows) + 4))
         figure = Figure(figsize=(11.0, 0.4 + (tall + 0.5) * len(heads)), layout="constrained")
@@ -81,8 +81,9 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         for i, line in enumerate(measured):
             cell = line.cells[at[0]]
             seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
-            look = _look(i) | {"capsize": 2, "elinewidth": 1, "ls": "none", "label": line.title}
-            ax.errorbar(seconds, 100 * cell.accuracy, 100 * cell.ci95, **look)
+            y, half, look = 100 * cell.accuracy, 100 * cell.ci95, figures.look_of(i)
+            bars = {"capsize": 2, "elinewidth": 1, "ls": "none"}
+            ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.set(xlabel="seconds of meta-training", xlim=(0, None), ylim=(0, None))
         kind = "classes" if _is_curve(at) else "ways,shots"
@@ -173,10 +174,3 @@ def _head_name(lines: Sequence[Line], head: str) -> str:
                 if curve["head"] == head:
                     return str(curve["name"])
     return {"sgd": "sgd head", "adapted": "adapted to the support set"}.get(head, head)
-
-
-def _look(i: int) -> dict[str, Any]:
-    """Give a row a colour and a marker; no two of 49 rows have both alike."""
-    colors, markers = figures.COLORS, figures.MARKERS
-    marker = markers[(i + i // len(colors)) % len(markers)]
-    return {"color": colors[i % len(colors)], "marker": marker}

@@ -14,6 +14,7 @@ from typing import Any
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
 from meml_jax.files import lock, write_atomic
+from meml_jax.learners import get_learner
 from meml_jax.table_figures import label
 from meml_jax.table_sheets import Sheet, all_of, make_sheets, parts_of
 from meml_jax.tables import Table
@@ -59,6 +60,7 @@ def write(
             cost = name.replace(".png", "_cost.png")
             if table_figures.draw_cost(here, folder / cost, title=title):
                 figures[cost] = f"{title}: cost and accuracy"
+    figures |= _of_a_training(folder, lines)
     sheets = make_sheets(lines)
     body = [_markdown(sheet, level=2) for sheet in sheets]
     images = [f"![{title}]({name})" for name, title in figures.items()]
@@ -69,6 +71,24 @@ def write(
     write_atomic(folder / "report.html", _page(table, sheets, figures, commands, folder))
     document = [_markdown(sheet, level=3) for sheet in sheets]
     return "\n\n".join([said, _code(commands), *document])
+
+
+def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
+    """Name the figures of one training, if it has drawn them: attention, and feature maps.
+
+    It is the first unsupervised one that pools by attention, else the first that does.
+    """
+    trained = [line for line in lines if line.results and line.kind != "baseline"]
+    pooled = [line for line in trained if get_learner(line.results[0]["learner"]).uses_attention]
+    for line in sorted(pooled, key=lambda line: line.kind == "oracle"):
+        inside = f"{line.row}/seed{line.seeds[0]}/figures"
+        shown = {
+            f"{inside}/clusters.png": f"{line.title}: attention in some clusters",
+            f"{inside}/feature_maps.png": f"{line.title}: what the convolutions make of them",
+        }
+        if all((folder / name).exists() for name in shown):
+            return shown
+    return {}
 
 
 def csv_text(lines: Sequence[Line]) -> str:

@@ -16,7 +16,8 @@ from meml_jax.table_figures import label
 KEY = (
     "Accuracy in %, ± half of the 95 % interval, over runs or over several seeds, then where the "
     "interval lies against the paper's number: above, within (it holds the number) or below. Bold: "
-    "the best of ours in this table, oracles aside if there is anything else. `-`: not measured."
+    "the best of ours in this table, baselines included, oracles aside if there is anything else. "
+    "`-`: not measured."
 )
 
 
@@ -91,18 +92,13 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
 def _cell(line: Line, at: Any, *, bold: bool) -> str:
     cell, published = line.cells.get(at), line.paper.get(at)
     if cell is None:
-        return "-" if published is None else f"- (paper {_published(published)})"
+        return "-" if published is None else f"- (paper {paper.written(published)})"
     text = f"{percent(cell.accuracy)} ± {percent(cell.ci95)}"
     if bold:
         text = f"**{text}**"
     if published is not None:
-        text += f", {verdict(cell, published)} {_published(published)}"
+        text += f", {verdict(cell, published)} {paper.written(published)}"
     return text
-
-
-def _published(value: float) -> str:
-    """Write a number in % with the decimals that the paper gives: one, or two."""
-    return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
 def _runs(lines: Sequence[Line]) -> list[Sheet]:

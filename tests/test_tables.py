@@ -1,5 +1,6 @@
 """Tables of the paper: their rows, their report, and the command that does them."""
 
+import base64
 import contextlib
 import csv
 import dataclasses
@@ -335,6 +336,21 @@ def test_report(stored):
     every = "--rows=meml --seeds=0,1 --data_root=DIR --budget=short"
     assert f"    python experiments/tables.py --table=omniglot {every}\n" in text
     assert (stored / "omniglot" / "figures" / "accuracy.png").stat().st_size > 10_000
+
+
+def test_the_page_shows_the_attention_of_a_training(stored):
+    for row in ("oracle_oml", "oml", "meml"):
+        folder = stored / "omniglot" / row / "seed0" / "figures"
+        folder.mkdir(exist_ok=True)
+        for name in ("clusters", "feature_maps"):
+            (folder / f"{name}.png").write_bytes(f"{row} {name}".encode())
+    assert call("--table=omniglot", f"--results={stored}", "--report_only")[0] == 0
+    page = (stored / "omniglot" / "report.html").read_text()
+    for name in ("clusters", "feature_maps"):
+        shown = base64.b64encode(f"meml {name}".encode()).decode()
+        assert page.count(f"base64,{shown}") == 1
+    text = (stored / "omniglot" / "report.md").read_text()
+    assert "](meml/seed0/figures/clusters.png)" in text and "](oml/seed0" not in text
 
 
 def test_csv_and_page(stored):

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
-from jax import lax
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
 from meml_jax.embeddings import fitting
+from meml_jax.embeddings.components import normalize
 from meml_jax.layers import FEN
 from meml_jax.meta_train import apply_meta_grad, repeat, to_float
 from meml_jax.networks import check_image_size
@@ -57,8 +57,7 @@ def nt_xent(first: Array, second: Array, *, temperature: float) -> tuple[Array, 
       (loss [], Metrics []: `loss`, and `accuracy`, the share of views that are nearest to their
       own partner).
     """
-    z = jnp.concatenate([first, second])
-    z = z * lax.rsqrt(jnp.sum(z**2, axis=1, keepdims=True) + 1e-12)
+    z = normalize(jnp.concatenate([first, second]))
     views = jnp.arange(len(z))
     partner = jnp.roll(views, len(first))
     similarity = jnp.where(jnp.eye(len(z), dtype=bool), -jnp.inf, z @ z.T / temperature)
@@ -148,7 +147,7 @@ def fit(
         not finite.
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
-    fitting.check(config, images)
+    fitting.check(config, images, positive=("channels", "temperature"))
     check_image_size(images.shape[1:])
     init = functools.partial(init_state, image_shape=images.shape[1:], config=config)
     params, info = fitting.train(

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from meml_jax import checkpoints, chunks, metrics, training
-from meml_jax.config import EmbeddingConfig, TrainConfig
+from meml_jax.config import Config, EmbeddingConfig, TrainConfig
 from meml_jax.types import Array, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
 
@@ -23,14 +23,16 @@ STEPS_PER_CALL = 10  # in one compiled call; a stop is heeded after it
 CHUNK = 250  # images encoded at a time
 
 
-def check(config: EmbeddingConfig, images: np.ndarray) -> None:
-    """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
-    for field in ("channels", "steps", "checkpoint_every"):
-        if getattr(config, field) < 1:
-            raise UserError(f"embedding.{field}={getattr(config, field)}, expected at least 1")
-    for field in ("temperature", "learning_rate"):
-        if not 0 < getattr(config, field) < np.inf:
-            raise UserError(f"embedding.{field}={getattr(config, field)}, expected above 0")
+def check(config: EmbeddingConfig, images: np.ndarray, *, positive: tuple[str, ...] = ()) -> None:
+    """Raise UserError for settings with which nothing can be trained on images [N, H, W, C].
+
+    Fields in `positive` must be above 0, as those that every training reads.
+    """
+    for field in ("steps", "checkpoint_every", "learning_rate", *positive):
+        value = getattr(config, field)
+        if not 0 < value < np.inf:
+            least = "at least 1" if isinstance(value, int) else "above 0"
+            raise UserError(f"embedding.{field}={value}, expected {least}")
     if not 2 <= config.batch_size <= len(images):
         raise UserError(
             f"embedding.batch_size={config.batch_size}, expected 2 to the number of training "
@@ -82,7 +84,10 @@ def train(
     init_key, train_key = jax.random.split(key)
     fresh_state = functools.partial(jax.jit(init_state), init_key)
     settings = [getattr(config, field) for field in trained_by]
-    identity = (name, settings, images, np.asarray(jax.random.key_data(key)))
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    identity = [name, settings, images, np.asarray(jax.random.key_data(key))]
+    # A precision at its default is not in it, so what an earlier version trained is found.
+    identity += [precision] if precision not in (None, Config().precision) else []
     schedule = TrainConfig(
         steps=config.steps,
         steps_per_call=STEPS_PER_CALL,

@@ -219,7 +219,7 @@ def make_train_call(
 
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
-    fitting.check(config, images)
+    fitting.check(config, images, positive=("channels", "sharpness"))
     if not 2 <= config.num_pseudo_labels <= len(images):
         raise UserError(
             f"embedding.num_pseudo_labels={config.num_pseudo_labels}, expected 2 to the number of "
@@ -235,8 +235,6 @@ def check(config: EmbeddingConfig, images: np.ndarray) -> None:
             f"embedding.dim={config.dim}, expected 1 to {DENSE * config.channels}, the number of "
             "features; lower it or raise embedding.channels"
         )
-    if not 0 < config.sharpness < np.inf:
-        raise UserError(f"embedding.sharpness={config.sharpness}, expected above 0")
     check_image_size(images.shape[1:], MIN_IMAGE_SIZE)
 
 
