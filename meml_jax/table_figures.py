@@ -82,7 +82,7 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
             cell = line.cells[at[0]]
             seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
             y, half, look = 100 * cell.accuracy, 100 * cell.ci95, figures.look_of(i)
-            bars = {"capsize": 2, "elinewidth": 1, "ls": "none"}
+            bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.set(xlabel="seconds of meta-training", xlim=(0, None), ylim=(0, None))

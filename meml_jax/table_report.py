@@ -14,9 +14,9 @@ from typing import Any
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
 from meml_jax.files import lock, write_atomic
-from meml_jax.learners import get_learner
+from meml_jax.learners import LEARNERS
 from meml_jax.table_figures import label
-from meml_jax.table_sheets import Sheet, all_of, make_sheets, parts_of
+from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, parts_of
 from meml_jax.tables import Table
 from meml_jax.types import UserError
 
@@ -79,7 +79,8 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     It is the first unsupervised one that pools by attention, else the first that does.
     """
     trained = [line for line in lines if line.results and line.kind != "baseline"]
-    pooled = [line for line in trained if get_learner(line.results[0]["learner"]).uses_attention]
+    known = {name for name, learner in LEARNERS.items() if learner.uses_attention}
+    pooled = [line for line in trained if config_of(line).learner in known]
     for line in sorted(pooled, key=lambda line: line.kind == "oracle"):
         inside = f"{line.row}/seed{line.seeds[0]}/figures"
         shown = {
