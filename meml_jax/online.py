@@ -48,13 +48,13 @@ class Stream(NamedTuple):
     Attributes:
       fast: {'cln'}, with `capacity` outputs.
       opt_state: Adam's.
-      memory: reservoirs of features [size, D] and of their labels [size]; None without rehearsal.
+      memory: reservoir of (feature [D], label []); None without rehearsal.
       seed: uint32 [], from which the reservoir draws.
     """
 
     fast: Params
     opt_state: optax.OptState
-    memory: tuple[rehearsal.Reservoir, rehearsal.Reservoir] | None
+    memory: rehearsal.Reservoir | None
     seed: Array
 
 
@@ -103,11 +103,8 @@ def init(
     fast = {"cln": _draw_outputs(params, np.uint32(seed))["cln"]}
     memory = None
     if reservoir_size is not None:
-        seen = jnp.zeros((), jnp.int32)
-        memory = (
-            rehearsal.Reservoir(jnp.zeros((reservoir_size, width)), seen),
-            rehearsal.Reservoir(jnp.zeros((reservoir_size,), jnp.int32), seen),
-        )
+        item = (np.zeros(width, np.float32), np.int32(0))
+        memory = rehearsal.init(reservoir_size, item)
     opt_state = optax.adam(learning_rate).init(fast)
     return State((), classes, Stream(fast, opt_state, memory, jnp.uint32(seed)))
 
@@ -191,20 +188,14 @@ def _descend(
     memory = stream.memory
     if memory is not None:
         key = jax.random.split(jax.random.key(stream.seed), 3)[2]
-        sample_key, insert_key = jax.random.split(jax.random.fold_in(key, memory[0].seen))
-        # With the same key both reservoirs draw the same slots.
-        (old_rows, real), (old_labels, _) = (
-            rehearsal.sample(sample_key, reservoir, num_replayed) for reservoir in memory
-        )
+        sample_key, insert_key = jax.random.split(jax.random.fold_in(key, memory.seen))
+        (old_rows, old_labels), real = rehearsal.sample(sample_key, memory, num_replayed)
         batch = Batch(
             jnp.concatenate([rows, old_rows]),
             jnp.concatenate([labels, old_labels]),
             jnp.concatenate([mask, real]),
         )
-        memory = (
-            rehearsal.insert(insert_key, memory[0], feature),
-            rehearsal.insert(insert_key, memory[1], labels[0]),
-        )
+        memory = rehearsal.insert(insert_key, memory, (feature, labels[0]))
     else:
         batch = Batch(rows, labels, mask)
 

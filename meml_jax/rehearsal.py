@@ -1,88 +1,104 @@
-"""Reservoir sampling as a pytree of indices: a uniform memory of fixed size."""
+"""Reservoir sampling as a pytree: a uniform memory of fixed size, of indices or other items."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meml_jax.orders import random_order
 from meml_jax.types import Array, Batch, Task
+
+POSITION = np.int32(0)  # what an item is that says where the real one lies
 
 
 class Reservoir(NamedTuple):
     """A uniform sample of the items seen so far.
 
     Attributes:
-      slots: [capacity, ...], stored items; the first min(seen, capacity) are real.
+      slots: stored items, a pytree with leaves [capacity, ...]; the first min(seen, capacity) are
+        real.
       seen: int32 [], number of items offered.
     """
 
-    slots: Array
+    slots: Any
     seen: Array
 
+    @property
+    def capacity(self) -> int:
+        """Items that it can hold."""
+        return len(jax.tree.leaves(self.slots)[0])
 
-def init(capacity: int, item_shape: tuple[int, ...] = ()) -> Reservoir:
-    """Start an empty reservoir of `capacity` slots for items int32 [*item_shape]."""
-    return Reservoir(jnp.zeros((capacity, *item_shape), jnp.int32), jnp.zeros((), jnp.int32))
+
+def init(capacity: int, item: Any = POSITION) -> Reservoir:
+    """Start an empty reservoir of `capacity` slots for items like `item`, a pytree of arrays."""
+    slots = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), item)
+    return Reservoir(slots, jnp.zeros((), jnp.int32))
 
 
-def insert(key: Array, reservoir: Reservoir, item: Array) -> Reservoir:
+def insert(key: Array, reservoir: Reservoir, item: Any) -> Reservoir:
     """Offer an item (algorithm R): the t-th, from 0, enters with chance capacity / (t + 1).
 
     After t items each of them is in the reservoir with probability min(1, capacity / t).
 
     Differs from the paper: nothing; the released code keeps a window of recent items instead.
     """
-    capacity = reservoir.slots.shape[0]
     drawn = jax.random.randint(key, (), 0, reservoir.seen + 1)
-    slot = jnp.where(reservoir.seen < capacity, reservoir.seen, drawn)
-    # `drop` leaves the reservoir alone where the slot lies past its end.
-    return Reservoir(reservoir.slots.at[slot].set(item, mode="drop"), reservoir.seen + 1)
+    slot = jnp.where(reservoir.seen < reservoir.capacity, reservoir.seen, drawn)
+
+    def put(slots: Array, value: Array) -> Array:
+        return slots.at[slot].set(value, mode="drop")  # where it lies past the end, nothing
+
+    return Reservoir(jax.tree.map(put, reservoir.slots, item), reservoir.seen + 1)
 
 
-def insert_all(key: Array, reservoir: Reservoir, items: Array, mask: Array) -> Reservoir:
+def insert_all(key: Array, reservoir: Reservoir, items: Any, mask: Array) -> Reservoir:
     """Offer the real items in turn, as `insert` would, but at once.
 
     Args:
       key: random key; item i draws with `fold_in(key, i)`.
       reservoir: to insert into.
-      items: int32 [n, ...].
+      items: leaves [n, ...].
       mask: bool [n], items that are real.
 
     Returns:
       The reservoir after all of them.
     """
-    capacity, count = reservoir.slots.shape[0], items.shape[0]
+    capacity, count = reservoir.capacity, len(mask)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(count))
     before = reservoir.seen + jnp.cumsum(mask) - mask
     drawn = jax.vmap(lambda key, t: jax.random.randint(key, (), 0, t + 1))(keys, before)
     slot = jnp.where(mask, jnp.where(before < capacity, before, drawn), capacity)
     # Of several items for one slot the last one stays; a scatter may take any.
     replaced = jnp.any(jnp.triu(slot[:, None] == slot[None], k=1), axis=1)
-    slots = reservoir.slots.at[jnp.where(replaced, capacity, slot)].set(items, mode="drop")
-    return Reservoir(slots, reservoir.seen + jnp.sum(mask))
+    slot = jnp.where(replaced, capacity, slot)
+
+    def put(slots: Array, values: Array) -> Array:
+        return slots.at[slot].set(values, mode="drop")
+
+    return Reservoir(jax.tree.map(put, reservoir.slots, items), reservoir.seen + jnp.sum(mask))
 
 
-def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Array, Array]:
+def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Any, Array]:
     """Draw up to `num` distinct stored items.
 
     Returns:
-      (items int32 [num, ...], mask bool [num]); fewer are real while fewer are stored.
+      (items, leaves [num, ...], mask bool [num]); fewer are real while fewer are stored.
     """
-    capacity = reservoir.slots.shape[0]
-    filled = jnp.minimum(reservoir.seen, capacity)
-    order = random_order(key, filled, capacity)[:num]
+    filled = jnp.minimum(reservoir.seen, reservoir.capacity)
+    order = random_order(key, filled, reservoir.capacity)[:num]
     order = jnp.pad(order, (0, num - order.shape[0]))
-    return reservoir.slots[order], jnp.arange(num) < filled
+    items = jax.tree.map(lambda slots: slots[order], reservoir.slots)
+    return items, jnp.arange(num) < filled
 
 
 def init_coreset(capacity: int) -> Reservoir:
     """Start an empty coreset: its items are (dataset position, cluster)."""
-    return init(capacity, (2,))
+    return init(capacity, np.zeros(2, np.int32))
 
 
 def replace_query(key: Array, coreset: Reservoir, tasks: Task, num: int) -> tuple[Task, Reservoir]:

@@ -95,7 +95,9 @@ def test_items_offered_at_once_are_items_offered_in_turn(capacity):
         def step(reservoir, batch):
             return rehearsal.insert_all(batch[0], reservoir, *batch[1:]), None
 
-        return jax.lax.scan(step, rehearsal.init(capacity, (2,)), (keys, items, mask))[0]
+        return jax.lax.scan(
+            step, rehearsal.init(capacity, np.zeros(2, np.int32)), (keys, items, mask)
+        )[0]
 
     @jax.jit
     def in_turn(keys, items, mask):
@@ -106,7 +108,7 @@ def test_items_offered_at_once_are_items_offered_in_turn(capacity):
 
         every = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(6)))
         flat = every(keys).reshape(-1), items.reshape(-1, 2), mask.reshape(-1)
-        return jax.lax.scan(step, rehearsal.init(capacity, (2,)), flat)[0]
+        return jax.lax.scan(step, rehearsal.init(capacity, np.zeros(2, np.int32)), flat)[0]
 
     rng = np.random.default_rng(0)
     for seed in range(20):
