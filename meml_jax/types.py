@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,12 @@ _T = typing.TypeVar("_T")
 
 Array = jax.Array
 Metrics = dict[str, Array]
+
+Encode = Callable[[np.ndarray], np.ndarray]
+"""Pure: uint8 images [N, H, W, C] -> float32 embeddings [N, D]."""
+
+Info = dict[str, Any]
+"""Numbers by name, that say what an embedding is."""
 
 
 class UserError(ValueError):

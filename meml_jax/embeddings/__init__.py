@@ -3,28 +3,22 @@
     fit(images, key, config, *, checkpoint_dir, report) -> (encode, info)
 
 `checkpoint_dir` is where a training keeps what it needs to go on after a stop, `report` prints a
-line; an embedding that is not trained ignores both. `info` is a dict of numbers. `rescale`
-(whitening, length 1) can follow any of them.
+line; an embedding that is not trained ignores both. `rescale` (whitening, length 1) can follow any
+of them.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from meml_jax.embeddings import acai, contrastive, pca, pixels, random_fen, self_labelling
 from meml_jax.embeddings.whitening import l2_normalize, rescale, whiten
-from meml_jax.types import UserError
+from meml_jax.types import Encode, Info, UserError
 
-__all__ = ["EMBEDDINGS", "Encode", "get_fit", "l2_normalize", "rescale", "whiten"]
+__all__ = ["EMBEDDINGS", "get_fit", "l2_normalize", "rescale", "whiten"]
 
-Encode = Callable[[np.ndarray], np.ndarray]
-"""Pure: uint8 images [N, H, W, C] -> float32 embeddings [N, D]."""
-
-EMBEDDINGS: dict[str, Callable[..., tuple[Encode, dict[str, Any]]]] = {
+EMBEDDINGS: dict[str, Callable[..., tuple[Encode, Info]]] = {
     "pca": pca.fit,
     "pixels": pixels.fit,
     "random": random_fen.fit,
@@ -35,7 +29,7 @@ EMBEDDINGS: dict[str, Callable[..., tuple[Encode, dict[str, Any]]]] = {
 """Add an embedding by adding its `fit` here."""
 
 
-def get_fit(name: str) -> Callable[..., tuple[Encode, dict[str, Any]]]:
+def get_fit(name: str) -> Callable[..., tuple[Encode, Info]]:
     """Look an embedding up; raises UserError with the nearest name for an unknown one."""
     if name not in EMBEDDINGS:
         nearest = difflib.get_close_matches(name, EMBEDDINGS, n=1)

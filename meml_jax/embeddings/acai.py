@@ -24,7 +24,7 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
 from meml_jax.embeddings.autoencoder import Model, around, make_model, prepare
 from meml_jax.meta_train import apply_meta_grad, repeat
-from meml_jax.types import Array, Metrics, Params, TrainState
+from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState
 
 TRAINED_BY = (
     "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
@@ -130,7 +130,7 @@ def fit(
     *,
     checkpoint_dir: Path | None = None,
     report: Callable[[str], None] = print,
-):
+) -> tuple[Encode, Info]:
     """Train autoencoder and critic on unlabelled images.
 
     A function of (images, key, config), whatever stops lie between; the same call goes on from the

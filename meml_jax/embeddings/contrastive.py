@@ -23,7 +23,7 @@ from meml_jax.embeddings.components import normalize
 from meml_jax.layers import FEN
 from meml_jax.meta_train import apply_meta_grad, repeat, to_float
 from meml_jax.networks import check_image_size
-from meml_jax.types import Array, Metrics, Params, TrainState
+from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState
 
 PROJECTION = 128  # width of the projection head, and of what it returns
 TRAINED_BY = ("channels", "views", "temperature", "steps", "batch_size", "learning_rate")
@@ -123,7 +123,7 @@ def fit(
     *,
     checkpoint_dir: Path | None = None,
     report: Callable[[str], None] = print,
-):
+) -> tuple[Encode, Info]:
     """Train the FEN on pairs of views of unlabelled images.
 
     A function of (images, key, config), whatever stops lie between; the same call goes on from the

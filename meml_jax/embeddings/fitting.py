@@ -7,7 +7,6 @@ import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ import optax
 
 from meml_jax import checkpoints, chunks, metrics, training
 from meml_jax.config import Config, EmbeddingConfig, TrainConfig
-from meml_jax.types import Array, Params, TrainState, UserError
+from meml_jax.types import Array, Info, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
 
 STEPS_PER_CALL = 10  # in one compiled call; a stop is heeded after it
@@ -57,7 +56,7 @@ def train(
     loss: str,
     checkpoint_dir: Path | None,
     report: Callable[[str], None],
-) -> tuple[Params, dict[str, Any]]:
+) -> tuple[Params, Info]:
     """Train up to `config.steps`, going on from the last checkpoint, if any.
 
     Args:

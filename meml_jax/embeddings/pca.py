@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from meml_jax.config import EmbeddingConfig
-from meml_jax.types import UserError
+from meml_jax.types import Encode, Info, UserError
 
 CHUNK = 2_000  # images encoded at a time: in float32 they take four times the memory
 
@@ -24,7 +23,7 @@ def fit(
     *,
     checkpoint_dir: Path | None = None,
     report: Callable[[str], None] = print,
-):
+) -> tuple[Encode, Info]:
     """Fit principal components to uint8 images [N, H, W, C].
 
     Args:
@@ -61,5 +60,5 @@ def fit(
         parts = [model.transform(flat(images[start : start + CHUNK])) for start in starts]
         return np.concatenate(parts).astype(np.float32)
 
-    info: dict[str, Any] = {"explained_variance": float(model.explained_variance_ratio_.sum())}
+    info: Info = {"explained_variance": float(model.explained_variance_ratio_.sum())}
     return encode, info

@@ -16,7 +16,7 @@ from meml_jax.embeddings import fitting
 from meml_jax.layers import FEN
 from meml_jax.meta_train import to_float
 from meml_jax.networks import check_image_size
-from meml_jax.types import Array, Params, UserError
+from meml_jax.types import Array, Encode, Info, Params, UserError
 
 
 def fit(
@@ -26,7 +26,7 @@ def fit(
     *,
     checkpoint_dir: Path | None = None,
     report: Callable[[str], None] = print,
-):
+) -> tuple[Encode, Info]:
     """Draw a FEN at random.
 
     Args:
@@ -54,5 +54,5 @@ def fit(
         return nn.relu(p).reshape(len(images), -1)
 
     dim = jax.eval_shape(encode, params, images[:1]).shape[1]
-    info: dict[str, Any] = {"dim": int(dim)}
+    info: Info = {"dim": int(dim)}
     return fitting.in_chunks(encode, params), info

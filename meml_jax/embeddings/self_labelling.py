@@ -24,7 +24,7 @@ from meml_jax.embeddings.alexnet import DENSE, AlexNet
 from meml_jax.embeddings.components import fit_whitening, normalize, whiten
 from meml_jax.meta_train import repeat, to_float
 from meml_jax.networks import check_image_size
-from meml_jax.types import Array, Metrics, Params, TaskTable, TrainState, UserError
+from meml_jax.types import Array, Encode, Info, Metrics, Params, TaskTable, TrainState, UserError
 
 
 class Rule(NamedTuple):
@@ -245,7 +245,7 @@ def fit(
     *,
     checkpoint_dir: Path | None = None,
     report: Callable[[str], None] = print,
-):
+) -> tuple[Encode, Info]:
     """Train an AlexNet-style network on pseudo-labels that it makes itself (Sec. 3, supplement).
 
     A function of (images, key, config), whatever stops lie between; the same call goes on from the
