@@ -17,12 +17,13 @@ from meml_jax.config import Config, InnerConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.keys import key_for
 from meml_jax.learners import Learner, get_learner
-from meml_jax.networks import Network, make_network, reset_class_rows
+from meml_jax.networks import Network, reset_class_rows
 from meml_jax.orders import random_order
 from meml_jax.pooling import pool, square_distances
 from meml_jax.samplers import Drawn, Sampler, as_they_are
 from meml_jax.types import Array, Batch, Dataset, Params, Split, Task, TaskTable, UserError
 
+VERSION = 2  # of how episodes are judged; a change re-makes all points
 NAMES = {
     "adapted": "adapted to the support set",
     "prototype": "nearest class mean of the features",
@@ -209,8 +210,13 @@ def adapted_accuracies(
 ) -> Array:
     """Adapt to the support set of each episode and classify its query: accuracies [E].
 
+    The first `spec.ways` outputs of the CLN stand for the episode's classes; all take part in the
+    inner loss, which has the weight spec.ways / outputs: a class then pulls as hard as in an
+    episode of as many ways as there are outputs. With the first outputs alone, or weight 1, MAML
+    trained on 20 ways overshoots on 5: 36 and 56 % in place of 92 (Omniglot, 1 shot).
+
     Args:
-      params: meta-trained, with `spec.ways` outputs of the CLN.
+      params: meta-trained, with `spec.ways` outputs of the CLN or more.
       inputs: what `network.stem` gives for the images of the table, float [N, ...].
       table: classes, on the device.
       keys: [E] random keys.
@@ -238,13 +244,14 @@ def adapted_accuracies(
             network=network,
             learner=learner,
             tx=learner.optimizer(options.lr, start),
+            weight=spec.ways / network.num_classes,
             ways=spec.ways,
             options=options,
         )
         query = gather(task.query)
         p = network.tail(adapted, query.inputs)
         logits, label, _ = pooled_logits(adapted, p, query, network=network, pooling="none")
-        return jnp.mean(jnp.argmax(logits, axis=-1) == label)
+        return jnp.mean(jnp.argmax(logits[:, : spec.ways], axis=-1) == label)
 
     return lax.map(accuracy, keys, batch_size=episodes_at_once)
 
@@ -272,7 +279,7 @@ def evaluators(
     """List what is evaluated by name, each a function from (ways, shots) to an entry of `points`.
 
     The trained learner comes first, then class means of its features and the baselines, on the
-    same episodes of test classes. A test of fewer ways than were trained uses the first outputs.
+    same episodes of test classes.
     """
     settings, learner = config.test, get_learner(config.learner)
     options = config.inner
@@ -297,17 +304,13 @@ def evaluators(
 
     def adapted(ways_shots: tuple[int, int]) -> dict[str, Any]:
         spec, keys = episodes(*ways_shots)
-        output = jax.tree.map(lambda x: x[..., : spec.ways], params["cln"]["output"])
-        head = make_network(
-            config.network, learner, image_shape=images.shape[1:], num_classes=spec.ways
-        )
         accuracies = adapted_accuracies(
-            params | {"cln": params["cln"] | {"output": output}},
+            params,
             inputs("stem"),
             table,
             keys,
             spec=spec,
-            network=head,
+            network=network,
             learner=learner,
             options=options,
             episodes_at_once=1 if jax.default_backend() == "cpu" else 10,

@@ -261,7 +261,7 @@ def test(
             model.fingerprint,
             step,
             config.test if few else curves.depends_on(name, config.test),
-            *filter(None, (dataset.test_hash,)),
+            *filter(None, (dataset.test_hash, few_shot.VERSION * few)),
         ),
         say=say,
     )
