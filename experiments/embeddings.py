@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +47,7 @@ from meml_jax.files import expand_home, read_json, write_atomic, write_json
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, UserError
-from meml_jax.workdir import fingerprint, open_workdir
+from meml_jax.workdir import fingerprint, open_workdir, record_config
 
 PLAIN: dict[str, Any] = {"embedding.whiten": 0.0, "embedding.normalize": False}
 PSEUDO_LABELS = PLAIN | {  # their codes are whitened and of length 1 already
@@ -130,7 +131,7 @@ def twin(config: Config, folder: Path) -> Path | None:
         with contextlib.suppress(UserError):
             other = from_dict(read_json(path))
             first = rounds.folder(other, 1, path.parent)
-            done = (first / "embedding").exists() and (first / "embeddings.npz").exists()
+            done = all((first / name).exists() for name in ("embedding", "embeddings.npz"))
             if path.parent != folder and done and training(other) == training(config):
                 return first
     return None
@@ -144,6 +145,7 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
             say(f"embed: copies the training from {source}")
             sharing.copy(source / "embedding", first / "embedding")
         z = rounds.embed(config, dataset, folder, say)
+        record_config(folder, config)  # what the training there has, for `twin`
         clusters = stages.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
         embedding_report.write(config, dataset, z, clusters, folder)
@@ -182,10 +184,15 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def stored(workdir: Path, dataset: Dataset) -> dict[str, dict[str, Any]]:
     """Read the finished rows on these images, in the order of `ROWS`."""
-    found = {name: read_json(workdir / name / FINISHED) for name in ROWS}
-    return {
-        name: row for name, row in found.items() if row and row["images"] == dataset.content_hash
-    }
+    found = {name: read_row(workdir / name) for name in ROWS}
+    return {name: row for name, row in found.items() if row["images"] == dataset.content_hash}
+
+
+def read_row(folder: Path) -> dict[str, Any]:
+    """Read what a row has left; one that is not there, or broken, belongs to no images."""
+    row = read_json(folder / FINISHED)
+    names = {*COLUMNS, "settings", "images", "flags"}
+    return row if isinstance(row, dict) and names <= row.keys() else dict.fromkeys(names)
 
 
 def block(rows: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> str:
@@ -216,17 +223,22 @@ def compare(
         each, path = choices.complete(each, dataset, say), workdir / name / FINISHED
         parts = (each.embedding, each.clustering, each.tasks, each.seed, each.precision)
         wanted = fingerprint(*parts, dataset.content_hash)
-        if (read_json(path) or {}).get("settings") == wanted:
+        if read_row(path.parent)["settings"] == wanted:
             say(f"finished, in {path.parent}")
             continue
         row = measure(each, dataset, workdir / name)
         write_json(path, row | {"settings": wanted, "images": dataset.content_hash, "flags": given})
         write_atomic(workdir / "table.md", table(stored(workdir, dataset)))
     rows = stored(workdir, dataset)
+    write_atomic(workdir / "table.md", table(rows))
     say(table(rows))
     if docs:
-        name = f"embeddings of {dataset.name}"
-        table_report.write_into(expand_home(docs), name, block(rows, dataset))
+        table_report.write_into(expand_home(docs), name_of(config), block(rows, dataset))
+
+
+def name_of(config: Config) -> str:
+    """Name of the table's block in a document."""
+    return f"embeddings of {config.data.name}"
 
 
 def main(argv: list[str]) -> int:
@@ -240,11 +252,17 @@ def main(argv: list[str]) -> int:
         if stage != "all":
             raise UserError(f"--stage={stage}: a row is embedded and clustered, leave it out")
         overrides, rest = split_overrides(argv)
-        names, fields = flags.FLAGS.rows, overridden_fields(overrides)
-        file = next((arg for arg in rest if arg.startswith("--config=")), "--config=FILE")
+        names, docs = flags.FLAGS.rows or list(ROWS), flags.FLAGS.write_docs
+        settings = choose(config, names, overridden_fields(overrides))
+        if (workdir / "config.json").exists():
+            raise UserError(f"{workdir} is the workdir of a run, expected one of rows; use another")
+        if docs:
+            table_report.check_document(expand_home(docs), name_of(config))
+        i = next(i for i, arg in enumerate(rest) if arg.startswith("--config"))
+        file = rest[i].partition("=")[2] or rest[i + 1]
         told = [arg for arg in overrides if not arg.startswith("--config.data.dir")]
-        given = " ".join([file, "--config.data.dir=DIR", *told])
-        compare(config, choose(config, names, fields), workdir, given, flags.FLAGS.write_docs)
+        given = shlex.join([f"--config={file}", "--config.data.dir=DIR", *told])
+        compare(config, settings, workdir, given, docs)
         return 0
 
     return exit_code(work)

@@ -90,6 +90,11 @@ def folder() -> Path:
     return expand_home(FLAGS.results) / Path(FLAGS.table).stem
 
 
+def block() -> str:
+    """Name of the table's block in a document."""
+    return ", ".join(filter(None, (folder().name, FLAGS.label)))
+
+
 def workdir_of(row: str, seed: int) -> Path:
     """Workdir of a run."""
     return folder() / row / f"seed{seed}"
@@ -100,7 +105,7 @@ def finished(config: Config, workdir: Path) -> bool:
     try:
         results = json.loads((workdir / "results.json").read_text())
         stored, wanted = flatten(from_dict(results["config"])), flatten(config)
-    except (OSError, ValueError, KeyError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
     chosen = [name for name in (*OPEN, "test.num_classes") if not wanted[name]]  # from the images
     free = {*chosen, "data.cache_dir", "data.download_timeout"}
@@ -157,11 +162,11 @@ def write_report(table: tables.Table) -> None:
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
     lines = comparison.make_lines(table, configs, comparison.read(folder(), say=say))
-    name, label = folder().name, FLAGS.label and f", {FLAGS.label}"
+    label = FLAGS.label and f", {FLAGS.label}"
     said = f"## {table.title}{label}\n\n{table.note}".strip()
     text = table_report.write(folder(), table, lines, commands(table, lines), said)
     if FLAGS.write_docs:
-        table_report.write_into(expand_home(FLAGS.write_docs), f"{name}{label}", text)
+        table_report.write_into(expand_home(FLAGS.write_docs), block(), text)
     say(f"report: {folder() / 'report.html'}")
 
 
@@ -187,6 +192,8 @@ def main(argv: list[str]) -> int:
 
     def work() -> int:
         table, runs = parse(argv)
+        if FLAGS.write_docs:
+            table_report.check_document(expand_home(FLAGS.write_docs), block())
         failed = [] if FLAGS.report_only else do_all(table, runs)
         write_report(table)
         for message in failed:

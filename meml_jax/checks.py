@@ -16,7 +16,7 @@ from meml_jax import (
     tasks,
     training,
 )
-from meml_jax.config import Config
+from meml_jax.config import Config, EpisodesConfig
 from meml_jax.embeddings import whitening
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
@@ -28,9 +28,11 @@ LEAST = {
     "network.channels": 1,
     "network.hidden": 1,
     "tasks.num_random_query": 0,
+    "episodes.ways": 0,
     "inner.lr": 0,
 }
 POSITIVE = ("outer.lr", "outer.clip")
+MOST_STORED = 10_000_000  # images that a rehearsal keeps
 SEEDS = ("seed", "data.split_seed")  # NumPy and scikit-learn take 32 bits
 
 
@@ -56,6 +58,16 @@ def before_loading(config: Config) -> None:
     clustering.check(config.clustering)
     if config.tasks.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
+    if not config.episodes.ways and (
+        config.test.inner_steps is not None or config.episodes != EpisodesConfig()
+    ):
+        raise UserError(
+            "test.inner_steps and episodes.* are set, but episodes.ways=0 trains on one cluster a "
+            "task; set episodes.ways, or leave them out"
+        )
+    for field in ("tasks.coreset_size", "test.reservoir_size"):
+        if values[field] > MOST_STORED:
+            raise UserError(f"{field}={values[field]}, expected at most {MOST_STORED}")
     get_learner(config.learner)
     training.check(config.train)
     rounds.check(config)

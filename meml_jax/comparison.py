@@ -85,7 +85,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
         try:
             results = json.loads(path.read_text())
             config, seed = from_dict(results["config"]), int(number)
-        except (OSError, ValueError, KeyError, UserError) as error:
+            _ = results["meta_test"]["points"], results["comparisons"]
+        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             say(f"left out: {path} ({error})")
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""

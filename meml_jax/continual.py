@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
+import math
+import numbers
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from meml_jax import checkpoints, meta_train, online, saved_states
+from meml_jax import meta_test, online, saved_states, trained
 from meml_jax.config import Config
 from meml_jax.data import own_images
 from meml_jax.heads import HEADS, encode
-from meml_jax.learners import LEARNERS, get_learner
+from meml_jax.learners import get_learner
 from meml_jax.networks import Network, blank_outputs, make_network
 from meml_jax.online import State
-from meml_jax.settings import from_dict
 from meml_jax.types import Array, Params, UserError
 from meml_jax.workdir import fingerprint
 
@@ -86,16 +86,18 @@ class ContinualClassifier:
         workdir = Path(workdir).expanduser()
         if head not in HEADS:
             raise UserError(f"head={head!r}, expected one of {HEADS}")
-        if capacity < 1:
-            raise UserError(f"capacity={capacity}, expected at least 1")
-        if learning_rate is not None and not learning_rate > 0:
-            raise UserError(f"learning_rate={learning_rate}, expected above 0, or None")
-        config = _read_config(workdir)
-        if config.learner not in LEARNERS:
-            raise UserError(
-                f"{workdir}: trained with the learner {config.learner!r}, which LEARNERS does not "
-                "have; import the module that adds it, then load"
-            )
+        if not isinstance(capacity, numbers.Integral) or capacity < 1:
+            raise UserError(f"capacity={capacity!r}, expected a whole number, at least 1")
+        if learning_rate is not None:
+            number = isinstance(learning_rate, numbers.Real) and 0 < learning_rate < math.inf
+            if not number or head == "prototype":
+                raise UserError(
+                    f"learning_rate={learning_rate!r} of the head {head!r}, expected a number "
+                    "above 0 for an sgd head, or None"
+                )
+        config = trained.read_config(workdir)
+        if head == "sgd_reservoir":
+            meta_test.check_reservoir(config.test)
         learner = get_learner(config.learner)
         if head != "prototype" and learner.uses_film:
             raise UserError(
@@ -103,27 +105,29 @@ class ContinualClassifier:
                 "expected 'prototype' with this learner"
             )
         if head != "prototype" and learning_rate is None:
-            learning_rate = _chosen_rate(workdir, head, capacity)
-        trained = functools.partial(
+            learning_rate = trained.chosen_rate(workdir, head, capacity)
+        with_outputs = functools.partial(
             make_network,
             config.network,
             learner,
             image_shape=(config.data.image_size, config.data.image_size, config.data.channels),
         )
-        params = _restore_params(workdir, config, trained)
+        params = trained.restore_params(workdir, config, with_outputs)
         return cls(
-            network=trained(num_classes=capacity),
+            network=with_outputs(num_classes=capacity),
             params=blank_outputs(params, capacity),
             config=config,
             head=head,
             capacity=capacity,
             learning_rate=learning_rate,
-            identity=_identity(params, config),
+            identity=trained.identity(params, config),
         )
 
     def init(self, seed: int = 0) -> State:
         """Start without classes; `seed` draws the sgd heads' output layer and their rehearsal."""
-        return online.init(
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed={seed}, expected 0 to {2**32 - 1}")
+        state = online.init(
             self.params,
             network=self.network,
             learning_rate=None if self.head == "prototype" else self.learning_rate,
@@ -132,6 +136,7 @@ class ContinualClassifier:
             ),
             seed=seed,
         )
+        return dataclasses.replace(state, owner=self._digest())
 
     def learn(self, state: State, images: Any, label: Hashable) -> State:
         """Learn images of one class, one after another, in their order.
@@ -145,8 +150,10 @@ class ContinualClassifier:
           The state that knows them too. To learn images in one call or in several is the same.
 
         Raises:
-          UserError: images that cannot be used, an unhashable label, or no room for a class.
+          UserError: images that cannot be used, an unhashable label, no room for a class, or a
+            state of another classifier.
         """
+        self._check_owner(state)
         label = saved_states.checked_label(label)
         labels = state.labels if label in state.labels else (*state.labels, label)
         if len(labels) > self.capacity:
@@ -166,7 +173,7 @@ class ContinualClassifier:
                     network=self.network,
                     num_replayed=self.config.test.reservoir_batch,
                 )
-        return State(labels, *values)
+        return State(labels, *values, state.owner)
 
     def predict(self, state: State, images: Any) -> tuple[list[Hashable], np.ndarray]:
         """Name the class of each image.
@@ -226,7 +233,8 @@ class ContinualClassifier:
         Raises:
           UserError: a label that is no string, number, bool, None or tuple of these.
         """
-        saved_states.save(Path(path), state, self._owner())
+        self._check_owner(state)
+        saved_states.save(Path(path).expanduser(), state, self._owner())
 
     def restore(self, path: str | os.PathLike[str]) -> State:
         """Read a state, bit for bit as it was saved.
@@ -234,7 +242,7 @@ class ContinualClassifier:
         Raises:
           UserError: no such file, no state, or a state of another network, head or capacity.
         """
-        return saved_states.restore(Path(path), self.init(), self._owner())
+        return saved_states.restore(Path(path).expanduser(), self.init(), self._owner())
 
     def _features(self, images: Any) -> Iterator[tuple[Array, int]]:
         """Yield the features of `CHUNK` images [CHUNK, D], and how many of them are real."""
@@ -253,7 +261,15 @@ class ContinualClassifier:
                 features = encode(self.params, padded, network=self.network, chunk=CHUNK)
             yield features, len(part)
 
+    def _check_owner(self, state: State) -> None:
+        if state.owner != self._digest():
+            raise UserError(
+                "the state is of another classifier, expected one of the same network, head and "
+                "capacity; begin with init() of this classifier"
+            )
+
     def _check_not_empty(self, state: State) -> None:
+        self._check_owner(state)
         if not state.labels:
             raise UserError("the state knows no class yet; call learn(state, images, label) first")
 
@@ -261,61 +277,5 @@ class ContinualClassifier:
         """List what a state must share with the classifier that reads it."""
         return {"network": self.identity, "head": self.head, "capacity": self.capacity}
 
-
-def _read_config(workdir: Path) -> Config:
-    path = workdir / "config.json"
-    try:
-        config = from_dict(json.loads(path.read_text()))
-    except OSError:
-        raise UserError(
-            f"{workdir}: got no readable config.json, expected the --workdir of a run of "
-            "experiments/run.py"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path}: not the settings of a run ({error})") from None
-    if config.seeds > 1:
-        raise UserError(f"{workdir}: runs of {config.seeds} seeds; load one of its folders seed<k>")
-    if not (config.data.image_size and config.data.channels):
-        raise UserError(f"{workdir}: nothing is trained there; run the train stage first")
-    return config
-
-
-def _restore_params(workdir: Path, config: Config, network: Callable[..., Network]) -> Params:
-    """Restore the checkpoint that `test.checkpoint` names."""
-    if not (workdir / "tasks.npz").exists():
-        raise UserError(f"{workdir}: nothing is trained there; run the train stage first")
-    tasks = saved_states.read(workdir / "tasks.npz", "the clusters of a run")
-    rehearses = config.tasks.query_from == "coreset" and not config.episodes.ways
-    start = functools.partial(
-        meta_train.init_state,
-        network=network(num_classes=config.episodes.ways or len(tasks.get("kept_labels", ()))),
-        tx=meta_train.outer_optimizer(config.outer),
-        coreset_size=config.tasks.coreset_size if rehearses else None,
-    )
-    template = jax.eval_shape(start, jax.random.key(0))
-    with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
-        state, _ = checkpoints.restore(manager, template, config.test.checkpoint)
-    return state.params
-
-
-def _chosen_rate(workdir: Path, head: str, capacity: int) -> float:
-    """Look up the learning rate that the run's meta-test chose for a head."""
-    try:
-        results = json.loads((workdir / "results.json").read_text())
-        curves = [results["meta_test"], *results["comparisons"]]
-        points = [p for curve in curves if curve["head"] == head for p in curve["points"]]
-        rates = {p["num_classes"]: p["learning_rate"] for p in points}
-        return float(rates[min(rates, key=lambda n: abs(n - capacity))])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{workdir}: no learning rate was chosen for the head {head!r}; run the test stage "
-            f"with it in test.heads, or give learning_rate"
-        ) from None
-
-
-def _identity(params: Params, config: Config) -> str:
-    """Digest of what gives images their features, and of the CLN that learning starts from."""
-    used = {role: tree for role, tree in params.items() if role not in ("attention", "cln")}
-    leaves = map(np.asarray, jax.tree.leaves((used, params["cln"]["hidden"])))
-    data = config.data
-    return fingerprint(config.network, data.name, data.image_size, data.channels, *leaves)
+    def _digest(self) -> str:
+        return fingerprint(self._owner())

@@ -55,7 +55,7 @@ class EpisodeSpec:
     @property
     def most_shots(self) -> int:
         """Most support images of one class."""
-        return self.shots if self.balanced else 2 * self.shots
+        return self.shots if self.balanced else min(2 * self.shots, self.largest - 1)
 
 
 def make_spec(

@@ -41,11 +41,8 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
         raise UserError(f"test.num_classes={config.num_classes}, expected numbers of at least 2")
     if not config.learning_rates or not all(0 < lr < np.inf for lr in config.learning_rates):
         raise UserError(f"test.learning_rates={config.learning_rates}, expected numbers above 0")
-    if "sgd_reservoir" in config.heads and min(config.reservoir_size, config.reservoir_batch) < 1:
-        raise UserError(
-            f"test.reservoir_size={config.reservoir_size}, test.reservoir_batch="
-            f"{config.reservoir_batch}, expected at least 1, or no sgd_reservoir in test.heads"
-        )
+    if "sgd_reservoir" in config.heads:
+        check_reservoir(config)
     needed = config.shots + config.queries
     counts = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
     if len(counts) == 0 or counts.min() < needed:
@@ -65,6 +62,15 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
                 f"test.num_outputs={config.num_outputs}, expected at least the largest of "
                 f"test.num_classes, {max(config.num_classes)}"
             )
+
+
+def check_reservoir(config: TestConfig) -> None:
+    """Raise UserError for a reservoir that holds, or replays, nothing."""
+    if min(config.reservoir_size, config.reservoir_batch) < 1:
+        raise UserError(
+            f"test.reservoir_size={config.reservoir_size}, test.reservoir_batch="
+            f"{config.reservoir_batch}, expected at least 1, or another head than sgd_reservoir"
+        )
 
 
 def run_accuracies(correct: Any, *, protocol: str) -> np.ndarray:

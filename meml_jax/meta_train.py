@@ -130,9 +130,9 @@ def meta_loss(
             "accuracy": losses.accuracy(logits, label, mask),
             "inner_loss": losses.masked_mean(info.loss, info.stepped),
             "active": jnp.mean(visible.astype(loss.dtype)),
-            # An empty coreset has no row to judge on.
+            # One row alone does not tell whether the logits depend on the image.
             "logit_spread": jnp.where(
-                jnp.any(mask), jnp.max(jnp.std(logits, axis=0, where=mask[:, None])), 0.0
+                jnp.sum(mask) > 1, jnp.max(jnp.std(logits, axis=0, where=mask[:, None])), jnp.inf
             ),
         }
         return loss * (1.0 if on_inner else task.weight), metrics

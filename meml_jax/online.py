@@ -59,7 +59,9 @@ class Stream(NamedTuple):
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["classes", "stream"], meta_fields=["labels"]
+    jax.tree_util.register_dataclass,
+    data_fields=["classes", "stream"],
+    meta_fields=["labels", "owner"],
 )
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -69,11 +71,13 @@ class State:
       labels: the user's names of the classes, in the order in which they came.
       classes: of the prototype head and of `score`.
       stream: of the sgd heads, None for the prototype head.
+      owner: digest of the classifier that made it; no other one reads it.
     """
 
     labels: tuple[Hashable, ...]
     classes: Classes
     stream: Stream | None
+    owner: str = ""
 
 
 def init(

@@ -136,8 +136,20 @@ def write_into(path: Path, name: str, text: str) -> None:
     Of several processes one after another does it, so that no block is lost.
     """
     with lock(path.with_name(f".{path.name}.lock"), wait=True):
+        write_atomic(path, _inserted(path, name, text))
+
+
+def check_document(path: Path, name: str) -> None:
+    """Raise UserError where `write_into` would, before there is anything to write."""
+    _inserted(path, name, "")
+
+
+def _inserted(path: Path, name: str, text: str) -> str:
+    try:
         document = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_atomic(path, insert(document, name, text))
+        return insert(document, name, text)
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{path}: {error}; mend it or name another document") from None
 
 
 def insert(document: str, name: str, text: str) -> str:

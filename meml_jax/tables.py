@@ -109,8 +109,9 @@ def load(name: str, root: Path) -> Table:
     if not path.is_file():
         names = sorted(file.stem for file in folder.glob("*.py"))
         raise UserError(f"--table={name!r}, expected one of {names} or a file")
-    table = _module(path).TABLE
-    assert isinstance(table, Table), path
+    table = getattr(_module(path), "TABLE", None)
+    if not isinstance(table, Table):
+        raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")
     return table
 
 

@@ -178,8 +178,9 @@ def train(
                 history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
                 _check_finite(history["loss"], step, wording)
                 step += num_steps
-                for name, values in history.items():
-                    pending.setdefault(name, []).extend(float(value) for value in values)
+                for name, values in history.items():  # the loss is finite; inf: nothing to tell
+                    told = [float(value) for value in values if np.isfinite(value)]
+                    pending.setdefault(name, []).extend(told)
                 if step % config.log_every == 0 or step == config.steps:
                     _check_alive(pending, step)
                     write(step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v})
@@ -256,11 +257,7 @@ def _check_parameters(state: TrainState, wording: Wording) -> None:
 
 
 def _check_alive(pending: dict[str, list[float]], step: int) -> None:
-    if "logit_spread" not in pending:  # what is trained there is no classifier
-        return
-    # A step without a query row, as the first one of a coreset is, has loss 0 and shows nothing.
-    steps = zip(pending["logit_spread"], pending["loss"], strict=True)
-    spread = [value for value, loss in steps if loss]
+    spread = pending.get("logit_spread", [])
     if spread and max(spread) < DEAD_SPREAD:
         raise UserError(
             f"the representation is dead at step {step}: for {len(spread)} steps the logits have "

@@ -133,6 +133,12 @@ def check_same_training(workdir: Path, config: Config) -> None:
         return
     stored = flatten(_stored_config(workdir, f"what was trained in {workdir} is not known"))
     now = flatten(config)
+    steps = [int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
+    if steps and max(steps) > config.train.steps:
+        raise UserError(
+            f"train.steps={config.train.steps}, but {workdir} has been trained for {max(steps)} "
+            f"steps; use train.steps={max(steps)} or another --workdir"
+        )
     differing = [
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()

@@ -8,7 +8,7 @@ import typing
 import programs
 import pytest
 
-from meml_jax import settings
+from meml_jax import checks, settings
 from meml_jax.config import Config
 from meml_jax.settings import config_dict, flatten, from_dict, override
 from meml_jax.types import UserError
@@ -76,6 +76,21 @@ def test_the_config_file_is_locked():
         locked.train.stesp = 3
     with pytest.raises(AttributeError, match="did you mean|Did you mean"):
         print(locked.trian)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("test.inner_steps", 3, "but episodes.ways=0 trains on one cluster a task"),
+        ("episodes.shots", 3, "but episodes.ways=0 trains on one cluster a task"),
+        ("episodes.ways", -1, "episodes.ways=-1, expected at least 0"),
+        ("tasks.coreset_size", 10**13, "tasks.coreset_size=10000000000000, expected at most"),
+        ("test.reservoir_size", 10**13, "test.reservoir_size=10000000000000, expected at most"),
+    ],
+)
+def test_what_would_do_nothing_or_never_end_is_refused(field, value, message):
+    with pytest.raises(UserError, match=message):
+        checks.before_loading(override(Config(), {field: value}))
 
 
 # Types.

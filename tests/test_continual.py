@@ -17,7 +17,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from meml_jax import continual, heads, online, rehearsal, trajectories
+from meml_jax import continual, heads, online, rehearsal, trained, trajectories
 from meml_jax.config import Config
 from meml_jax.continual import ContinualClassifier
 from meml_jax.data import datasets
@@ -48,7 +48,7 @@ def load(head="prototype", capacity=WAYS):
     )
     params = tiny.parameters(trained_network())
     output = {"kernel": jnp.zeros((16, capacity)), "bias": jnp.zeros((capacity,))}
-    identity = continual._identity(params, CONFIG)
+    identity = trained.identity(params, CONFIG)
     params = params | {"cln": params["cln"] | {"output": output}}
     return ContinualClassifier(network, params, CONFIG, head, capacity, RATE, identity)
 
@@ -209,6 +209,21 @@ def test_room_for_more_classes_changes_no_prediction_of_prototypes():
     np.testing.assert_allclose(small[1], large[1], rtol=1e-4, atol=1e-6)
 
 
+def test_a_state_of_another_classifier_is_refused(tmp_path):
+    state = load(capacity=3).init()
+    for other in (load(capacity=4), load("sgd", capacity=3)):
+        for use in (
+            lambda c: c.learn(state, queries(), "a"), lambda c: c.predict(state, queries()),
+            lambda c: c.score(state, queries()), lambda c: c.save(state, tmp_path / "s.npz"),
+        ):  # fmt: skip
+            with pytest.raises(UserError, match="state is of another classifier, expected one of"):
+                use(other)
+    assert not any(tmp_path.iterdir())
+    for seed in (-1, 2**32):
+        with pytest.raises(UserError, match=f"seed={seed}, expected 0 to"):
+            load().init(seed)
+
+
 def test_one_class_is_certain():
     classifier = load()
     state = classifier.learn(classifier.init(), pictures()[0, 0], "only")
@@ -320,9 +335,7 @@ def test_a_state_of_something_else_is_refused(tmp_path):
     path = tmp_path / "state.npz"
     load().save(taught(), path)
     other = jax.tree.map(lambda x: x + 1, load().params)
-    stranger = dataclasses.replace(
-        load(), params=other, identity=continual._identity(other, CONFIG)
-    )
+    stranger = dataclasses.replace(load(), params=other, identity=trained.identity(other, CONFIG))
     for classifier, expected in (
         (stranger, "network '[0-9a-f]{16}' instead of"),
         (load("sgd"), "head 'prototype' instead of 'sgd'"),
@@ -383,6 +396,10 @@ def test_what_is_no_trained_workdir_is_refused_in_one_line(tmp_path):
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "empty").mkdir()
     smoke = programs.finished("smoke")
+    shutil.copytree(smoke, tmp_path / "empty_reservoir")
+    config = json.loads((smoke / "config.json").read_text())
+    config["test"]["reservoir_size"] = 0
+    (tmp_path / "empty_reservoir" / "config.json").write_text(json.dumps(config))
     shutil.copytree(smoke, tmp_path / "seeds")
     config = json.loads((smoke / "config.json").read_text()) | {"seeds": 2}
     (tmp_path / "seeds" / "config.json").write_text(json.dumps(config))
@@ -397,8 +414,16 @@ def test_what_is_no_trained_workdir_is_refused_in_one_line(tmp_path):
         (without("results.json", tmp_path / "c"), {"head": "sgd"}, "or give learning_rate"),
         (smoke, {"head": "sgd_reservoir"}, "no learning rate was chosen for the head"),
         (smoke, {"head": "nearest"}, "head='nearest', expected one of"),
-        (smoke, {"capacity": 0}, "capacity=0, expected at least 1"),
-        (smoke, {"head": "sgd", "learning_rate": 0.0}, "learning_rate=0.0, expected above 0"),
+        (smoke, {"capacity": 0}, "capacity=0, expected a whole number, at least 1"),
+        (smoke, {"capacity": 2.5}, "capacity=2.5, expected a whole number"),
+        (smoke, {"head": "sgd", "learning_rate": 0.0}, "learning_rate=0.0 of the head 'sgd'"),
+        (smoke, {"head": "sgd", "learning_rate": "0.1"}, "learning_rate='0.1' of the head 'sgd'"),
+        (smoke, {"learning_rate": 0.1}, "of the head 'prototype', expected a number above 0 for"),
+        (
+            tmp_path / "empty_reservoir",
+            {"head": "sgd_reservoir", "learning_rate": 0.1},
+            "test.reservoir_size=0",
+        ),
     ]
     for workdir, arguments, expected in cases:
         with pytest.raises(UserError, match=expected) as error:

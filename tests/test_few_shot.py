@@ -76,6 +76,8 @@ def test_unbalanced_episodes_follow_the_sizes():
             own = support[support_label == way]
             size = int(SIZES[labels[own[0]]])
             assert (len(own), int((query_label == way).sum())) == expected[size]
+    # No padding for images that no cluster has.
+    assert few_shot.make_spec(SIZES, ways=6, shots=99, queries=5, balanced=False).most_shots == 29
     equal = few_shot.make_spec(np.full(6, 20), ways=6, shots=4, queries=5, balanced=False)
     for size in range(2, 300):  # equal clusters of any size: the numbers asked for
         alike = few_shot.make_spec(np.full(6, size), ways=6, shots=15, queries=5, balanced=False)

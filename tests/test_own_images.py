@@ -35,6 +35,22 @@ def test_an_array_is_treated_as_a_file_of_the_same_image(shape, channels, tmp_pa
         np.testing.assert_array_equal(fit(form, channels), expected)
 
 
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "CMYK"])
+def test_a_pil_image_is_treated_as_its_file(mode, tmp_path):
+    image = Image.fromarray(picture(40, 31, 3)).convert(mode)
+    path = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    image.save(path)
+    for form in (image, [image]):
+        np.testing.assert_array_equal(fit(form), fit(path))
+
+
+def test_grey_and_alpha_are_not_taken_for_many_images():
+    with pytest.raises(UserError, match=r"uint8 \[28, 28, 2\], expected"):
+        fit(picture(28, 28, 2))
+    with pytest.raises(UserError, match="PIL image of mode F: floating-point"):
+        fit(Image.fromarray(picture(28, 28)).convert("F"))
+
+
 def test_several_images_are_fitted_one_by_one():
     images = [picture(40, 31, seed=1), picture(28, 28, 3, seed=2), picture(90, 90, 1, seed=3)]
     together = fit(images)

@@ -1,6 +1,5 @@
 """The training loop: a state is a function of settings and step, whatever stops lie between."""
 
-import functools
 import os
 import signal
 
@@ -26,7 +25,7 @@ def fresh_state():
     return TrainState(jnp.zeros((), jnp.int32), params, TX.init(params))
 
 
-def train_call(state, num_steps, seed, bad_step, spread, scale=1.0):
+def train_call(state, num_steps, seed, bad_step, spread):
     """A random walk by Adam; the loss of step `bad_step` is NaN."""
 
     def body(i, carry):
@@ -35,7 +34,7 @@ def train_call(state, num_steps, seed, bad_step, spread, scale=1.0):
         grads = jax.tree.map(lambda x: jax.random.normal(key, x.shape), state.params)
         updates, opt_state = TX.update(grads, state.opt_state)
         params = optax.apply_updates(state.params, updates)
-        loss = jnp.where(state.step + 1 == bad_step, jnp.nan, scale * jnp.sum(params["fen"] ** 2))
+        loss = jnp.where(state.step + 1 == bad_step, jnp.nan, jnp.sum(params["fen"] ** 2))
         row = {"loss": loss, "active": params["fen"][0], "logit_spread": spread}
         history = jax.tree.map(lambda h, x: h.at[i].set(x), history, row)
         return TrainState(state.step + 1, params, opt_state), history
@@ -266,11 +265,11 @@ def test_a_dead_representation_stops(tmp_path):
     assert programs.records(tmp_path) == []
 
 
-def test_steps_without_a_query_row_do_not_make_it_dead(tmp_path):
-    """Their loss is 0, as in the first step of a rehearsal at meta-train."""
-    call = functools.partial(train_call, scale=0.0)
-    summary = train(tmp_path, spread=0.0, call=call)
-    assert summary["steps"] == 23
+def test_steps_of_which_nothing_can_be_told_do_not_make_it_dead(tmp_path):
+    """As where the query is a single row: the spread is inf, and not recorded."""
+    assert train(tmp_path, spread=np.inf)["steps"] == 23
+    records = [record for record in programs.records(tmp_path) if "train/loss" in record]
+    assert records and not any("train/logit_spread" in record for record in records)
 
 
 def test_without_validation_nothing_is_best(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from meml_jax.data import arrays, readers
 from meml_jax.types import UserError
@@ -22,8 +23,9 @@ def fit_images(images: Any, *, image_size: int, channels: int, light_ink: bool) 
 
     Args:
       images: one image or several: an array uint8 [H, W], [H, W, 1, 3 or 4] (grey, RGB, RGBA),
-        [N, H, W] or [N, H, W, 1, 3 or 4]; the path of an image file; or a list of single images,
-        each of its own size. Three axes are one image where the last has 1, 3 or 4 entries.
+        [N, H, W] or [N, H, W, 1, 3 or 4]; a PIL image; the path of an image file; or a list of
+        single images, each of its own size. Three axes are one image where the last has 1, 3 or 4
+        entries.
       image_size: S, pixels.
       channels: C, 1 or 3.
       light_ink: the network knows drawings with light ink on dark ground. An image that is light
@@ -59,10 +61,15 @@ def _fit(image: Any, *, alone: bool, image_size: int, channels: int) -> np.ndarr
         except Exception as error:  # decoders raise about anything on a broken file
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise UserError(f"{image}: cannot be read as an image ({reason})") from None
+    if isinstance(image, Image.Image):  # its mode says what the numbers are
+        try:
+            return readers.fit(image, image_size=image_size, channels=channels)[None]
+        except ValueError as error:
+            raise UserError(f"got a PIL image of mode {image.mode}: {error}") from None
     x = np.asarray(image)
     one = x.ndim == 2 or x.ndim == 3 and x.shape[-1] in _CHANNELS
     rows = x[None] if one else x
-    rows = rows[..., None] if rows.ndim == 3 else rows
+    rows = rows[..., None] if rows.ndim == 3 and rows.shape[-1] > 2 else rows  # 2: grey and alpha
     several = rows.ndim == 4 and rows.shape[-1] in _CHANNELS and 0 not in rows.shape[1:]
     if rows.dtype != np.uint8 or not several or alone and not one:
         raise UserError(
