@@ -178,7 +178,7 @@ def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]
         flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
         rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [
-        f"python experiments/tables.py --table={folder().name} --rows={','.join(names)} "
+        f"python experiments/tables.py --table={FLAGS.table} --rows={','.join(names)} "
         f"--seeds={','.join(map(str, seeds))} --data_root=DIR {rest}"
         for (seeds, rest), names in rows.items()
     ]

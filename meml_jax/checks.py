@@ -97,6 +97,11 @@ def before_training(config: Config, dataset: Dataset) -> None:
         if config.embedding.name != "npz":
             embeddings.get_fit(config.embedding.name)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
+    if config.episodes.ways > len(dataset.train.ids) // 2:
+        raise UserError(
+            f"episodes.ways={config.episodes.ways}, expected at most half the number of training "
+            f"images, {len(dataset.train.ids)}: a class needs two"
+        )
     labels = (np.arange(len(dataset.train.ids)) % max(2, config.episodes.ways)).astype(np.int32)
     table, kept = tasks.table_from_labels(labels, min_size=config.tasks.min_size)
     table, kept = balance.balance_table(config.tasks, table, kept, seed=config.seed)
