@@ -108,7 +108,7 @@ def test_killed_in_training_and_in_meta_test_equals_uninterrupted(tmp_path):
 def test_killed_while_it_embeds_equals_uninterrupted(tmp_path, name):
     flags = (
         f"--config.embedding.name={name}", "--config.embedding.channels=4",
-        "--config.embedding.dim=32", "--config.embedding.width=2", "--config.embedding.steps=200",
+        "--config.embedding.dim=16", "--config.embedding.width=2", "--config.embedding.steps=200",
         "--config.embedding.batch_size=8", "--config.embedding.checkpoint_every=10",
         "--config.embedding.num_pseudo_labels=5", "--config.embedding.round_steps=50",
         "--stage=embed",
