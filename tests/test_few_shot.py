@@ -12,7 +12,7 @@ import programs
 import pytest
 import tiny
 
-from meml_jax import few_shot, inner, paper, report, tasks
+from meml_jax import episodes, few_shot, inner, paper, report, tasks
 from meml_jax.config import Config, InnerConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.settings import override
@@ -30,7 +30,7 @@ def table_of(sizes):
 
 def draw(spec, table, count=40):
     keys = jax.random.split(jax.random.key(0), count)
-    return jax.jit(jax.vmap(lambda key: few_shot.sample_episode(key, table, spec=spec)))(keys)
+    return jax.jit(jax.vmap(lambda key: episodes.sample_episode(key, table, spec=spec)))(keys)
 
 
 def episodes_of(drawn, count):
@@ -46,7 +46,7 @@ def episodes_of(drawn, count):
 
 def test_balanced_episodes():
     table, labels = table_of(SIZES + 6)
-    spec = few_shot.make_spec(table.size, ways=4, shots=3, queries=5)
+    spec = episodes.make_spec(table.size, ways=4, shots=3, queries=5)
     drawn = draw(spec, table, count=1500)
     seen = set()
     for support, support_label, query, query_label in episodes_of(drawn, 40):
@@ -67,7 +67,7 @@ def test_balanced_episodes():
 
 def test_unbalanced_episodes_follow_the_sizes():
     table, labels = table_of(SIZES)
-    spec = few_shot.make_spec(SIZES, ways=6, shots=4, queries=5, balanced=False)
+    spec = episodes.make_spec(SIZES, ways=6, shots=4, queries=5, balanced=False)
     # 4 x size / 11, from 1 to 8 and leaving one image for the query.
     expected = {3: (1, 2), 4: (1, 3), 6: (2, 4), 9: (3, 5), 14: (5, 5), 30: (8, 5)}
     for support, support_label, query, query_label in episodes_of(draw(spec, table), 40):
@@ -77,15 +77,15 @@ def test_unbalanced_episodes_follow_the_sizes():
             size = int(SIZES[labels[own[0]]])
             assert (len(own), int((query_label == way).sum())) == expected[size]
     # No padding for images that no cluster has.
-    assert few_shot.make_spec(SIZES, ways=6, shots=99, queries=5, balanced=False).most_shots == 29
-    equal = few_shot.make_spec(np.full(6, 20), ways=6, shots=4, queries=5, balanced=False)
+    assert episodes.make_spec(SIZES, ways=6, shots=99, queries=5, balanced=False).most_shots == 29
+    equal = episodes.make_spec(np.full(6, 20), ways=6, shots=4, queries=5, balanced=False)
     for size in range(2, 300):  # equal clusters of any size: the numbers asked for
-        alike = few_shot.make_spec(np.full(6, size), ways=6, shots=15, queries=5, balanced=False)
-        support, query = few_shot.episode_counts(jnp.full(3, size), alike)
+        alike = episodes.make_spec(np.full(6, size), ways=6, shots=15, queries=5, balanced=False)
+        support, query = episodes.episode_counts(jnp.full(3, size), alike)
         assert set(support.tolist()) == {min(15, size - 1)}, size
         assert set(query.tolist()) == {min(5, size - min(15, size - 1))}, size
     # Equal clusters: the numbers asked for.
-    counts = few_shot.episode_counts(jnp.full(3, 20), equal)
+    counts = episodes.episode_counts(jnp.full(3, 20), equal)
     assert [x.tolist() for x in counts] == [[4] * 3, [5] * 3]
 
 
@@ -100,7 +100,7 @@ def test_unbalanced_episodes_follow_the_sizes():
 )
 def test_errors_of_episodes(message, settings):
     with pytest.raises(UserError, match=message):
-        few_shot.make_spec(SIZES, **({"ways": 5, "shots": 4, "queries": 5} | settings))
+        episodes.make_spec(SIZES, **({"ways": 5, "shots": 4, "queries": 5} | settings))
 
 
 CONFIG = override(Config(), {"episodes.ways": 5, "test.ways_shots": ((5, 1),), "test.queries": 3})
@@ -129,13 +129,13 @@ def test_errors_of_the_evaluation(field, value):
 )  # fmt: skip
 def test_what_episodes_do_not_have(field, value):
     with pytest.raises(UserError, match=f"{field}='{value}'.*episodes.ways=5"):
-        few_shot.episode_sampler(override(CONFIG, {field: value}), np.full(6, 10))
+        episodes.episode_sampler(override(CONFIG, {field: value}), np.full(6, 10))
 
 
 def test_accuracies_by_hand():
     """Class means of features that give the class away, and of noise."""
     table, labels = table_of(np.full(8, 12))
-    spec = few_shot.make_spec(table.size, ways=5, shots=2, queries=4)
+    spec = episodes.make_spec(table.size, ways=5, shots=2, queries=4)
     keys = jax.random.split(jax.random.key(1), 200)
     rng = np.random.default_rng(0)
     noise = rng.normal(size=(len(labels), 8)).astype(np.float32)
@@ -144,7 +144,7 @@ def test_accuracies_by_hand():
         found = few_shot.prototype_accuracies(jnp.asarray(features), table, keys, spec=spec)
         assert found.shape == (200,) and low <= float(found.mean()) <= high
     sample = jax.jit(
-        lambda key: few_shot.sample_episode(jax.random.split(key)[0], table, spec=spec)
+        lambda key: episodes.sample_episode(jax.random.split(key)[0], table, spec=spec)
     )
     for i in range(3):
         task = sample(keys[i])
@@ -158,7 +158,7 @@ def test_accuracies_by_hand():
 def test_adaptation_learns_the_episode(name):
     """Inner steps alone, from random parameters, tell apart images that differ much."""
     table, labels = table_of(np.full(8, 12))
-    spec = few_shot.make_spec(table.size, ways=tiny.CLASSES, shots=3, queries=4)
+    spec = episodes.make_spec(table.size, ways=tiny.CLASSES, shots=3, queries=4)
     learner = LEARNERS[name]
     net = tiny.network(name, channels=16, hidden=32)
     params = tiny.parameters(net)
@@ -180,7 +180,7 @@ def test_an_adapted_accuracy_by_hand(name, ways):
     Of 3 classes in place of the 5 that the CLN has outputs for, with 3 / 5 of the rate.
     """
     table, labels = table_of(np.full(8, 12))
-    spec = few_shot.make_spec(table.size, ways=ways, shots=3, queries=4)
+    spec = episodes.make_spec(table.size, ways=ways, shots=3, queries=4)
     net, learner, options = tiny.network(name), LEARNERS[name], InnerConfig(lr=0.5)
     assert net.num_classes == 5
     params = tiny.parameters(net)
@@ -193,7 +193,7 @@ def test_an_adapted_accuracy_by_hand(name, ways):
 
     @jax.jit
     def logits(key):
-        task = few_shot.sample_episode(jax.random.split(key)[0], table, spec=spec)
+        task = episodes.sample_episode(jax.random.split(key)[0], table, spec=spec)
         support, query = (
             dataclasses.replace(rows, inputs=net.stem(params, jnp.asarray(images)[rows.inputs]))
             for rows in (task.support, task.query)
