@@ -13,12 +13,14 @@ from typing import Any
 
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
+from meml_jax.data import cache
 from meml_jax.files import lock, write_atomic
 from meml_jax.learners import LEARNERS
 from meml_jax.table_figures import label
 from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, parts_of
 from meml_jax.tables import Table
 from meml_jax.types import UserError
+from meml_jax.workdir import fingerprint
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -135,7 +137,8 @@ def write_into(path: Path, name: str, text: str) -> None:
 
     Of several processes one after another does it, so that no block is lost.
     """
-    with lock(path.with_name(f".{path.name}.lock"), wait=True):
+    place = cache.folder(None) / "locks" / fingerprint(str(path.resolve()))
+    with lock(place, wait=True):
         write_atomic(path, _inserted(path, name, text))
 
 
