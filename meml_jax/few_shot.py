@@ -73,7 +73,7 @@ def adapted_accuracies(
     The first `spec.ways` outputs of the CLN stand for the episode's classes; all take part in the
     inner loss, which has the weight spec.ways / outputs: a class then pulls as hard as in an
     episode of as many ways as there are outputs. With the first outputs alone, or weight 1, MAML
-    trained on 20 ways overshoots on 5: 36 and 56 % in place of 92 (Omniglot, 1 shot).
+    trained on 20 ways overshoots on 5 (docs/findings.md).
 
     Args:
       params: meta-trained, with `spec.ways` outputs of the CLN or more.

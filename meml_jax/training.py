@@ -178,8 +178,8 @@ def train(
                 history = {k: np.asarray(v)[:num_steps] for k, v in history.items()}
                 _check_finite(history["loss"], step, wording)
                 step += num_steps
-                for name, values in history.items():  # the loss is finite; inf: nothing to tell
-                    told = [float(value) for value in values if np.isfinite(value)]
+                for name, values in history.items():  # inf: the step had nothing to tell
+                    told = [float(value) for value in values if not np.isposinf(value)]
                     pending.setdefault(name, []).extend(told)
                 if step % config.log_every == 0 or step == config.steps:
                     _check_alive(pending, step)

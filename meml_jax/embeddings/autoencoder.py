@@ -32,7 +32,7 @@ class Stem(nn.Module):
 
     There is no activation between them, so they are one 3x3 convolution of C + 1 channels: the last
     one is 1 inside the image and brings the bias of the first, which the zeros around do not have.
-    On a CPU at 16 channels this takes an eighth of the time.
+    There are far fewer windows to copy than from `width` channels.
     """
 
     width: int
