@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax import flops, meta_train, tasks
+from meml_jax import flops, meta_train, task_spec, tasks
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
 from meml_jax.learners import LEARNERS, Learner
 from meml_jax.networks import Network, make_network
@@ -158,7 +158,7 @@ def make_problem(
     """Make clusters of given sizes; the default task is the released code's, as the yardstick's."""
     labels = np.repeat(np.arange(len(cluster_sizes)), cluster_sizes)
     table, kept = tasks.table_from_labels(labels, min_size=2)
-    spec = tasks.make_spec(task, table, kept)
+    spec = task_spec.make_spec(task, table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=task.num_buckets)
     net = make_network(network, LEARNERS[learner], image_shape=image, num_classes=len(kept))
     outer = OuterConfig(meta_batch=meta_batch)

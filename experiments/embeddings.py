@@ -35,9 +35,9 @@ from meml_jax import (
     embedding_report,
     figures,
     presets,
+    pseudo_labels,
     rounds,
     sharing,
-    stages,
     table_report,
 )
 from meml_jax.config import Config
@@ -146,7 +146,7 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
             sharing.copy(source / "embedding", first / "embedding")
         z = rounds.embed(config, dataset, folder, say)
         record_config(folder, config)  # what the training there has, for `twin`
-        clusters = stages.cluster(config, dataset, z, folder, say)
+        clusters = pseudo_labels.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"

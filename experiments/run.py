@@ -29,7 +29,7 @@ import jax
 import numpy as np
 from console import exit_code, say, user_errors
 
-from meml_jax import checks, choices, devices, rounds, seeds, stages
+from meml_jax import checks, choices, devices, pseudo_labels, rounds, seeds, stages
 from meml_jax.config import Config
 from meml_jax.data import cache, datasets
 from meml_jax.environment import device_name, keep_compiled
@@ -154,7 +154,7 @@ def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around
     if count == 1:
         return
     with around("cluster"):
-        clusters = stages.cluster(config, dataset, z, workdir, say)
+        clusters = pseudo_labels.cluster(config, dataset, z, workdir, say)
     if count == 2:
         return
     model = make_model(config, dataset, clusters)

@@ -30,10 +30,11 @@ import jax
 import run
 from console import exit_code, say, split_overrides, user_errors
 
-from meml_jax import checks, comparison, curves, sharing, table_report, table_sheets, tables
+from meml_jax import checks, comparison, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import expand_home, lock
+from meml_jax.results import points_version
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 
@@ -110,7 +111,7 @@ def finished(config: Config, workdir: Path) -> bool:
     chosen = [name for name in (*OPEN, "test.num_classes") if not wanted[name]]  # from the images
     free = {*chosen, "data.cache_dir", "data.download_timeout"}
     same = all(stored[name] == value for name, value in wanted.items() if name not in free)
-    current = results.get("points_version") == curves.VERSION
+    current = results.get("points_version") == points_version(config)
     return same and current and (workdir / "report.md").exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from meml_jax import checkpoints, devices, episodes, meta_train, tasks
+from meml_jax import checkpoints, devices, episodes, meta_train, task_spec, tasks
 from meml_jax.config import Config, OuterConfig
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner, identity
@@ -58,7 +58,7 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
 def _make_sampler(config: Config, clusters: Clusters) -> Sampler:
     if config.episodes.ways:
         return episodes.episode_sampler(config, clusters.table.size)
-    spec = tasks.make_spec(config.tasks, clusters.table, clusters.kept)
+    spec = task_spec.make_spec(config.tasks, clusters.table, clusters.kept)
     if config.tasks.num_buckets < 1:
         raise UserError(f"tasks.num_buckets={config.tasks.num_buckets}, expected at least 1")
     bounds = tasks.bucket_bounds(clusters.table, spec, num_buckets=config.tasks.num_buckets)

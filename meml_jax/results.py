@@ -6,12 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meml_jax import environment
+from meml_jax import curves, environment, few_shot
 from meml_jax.config import Config
 from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
 
 SCHEMA = 1
+
+
+def points_version(config: Config) -> int:
+    """Return the version of what a point is, in results of this config."""
+    return few_shot.VERSION if config.episodes.ways else curves.VERSION
 
 
 def collect(
@@ -21,8 +26,7 @@ def collect(
     *,
     meta_train: Mapping[str, Any],
     checkpoint_step: int,
-    points_version: int,
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
+    points: Mapping[str, Sequence[Mapping[str, Any]]],
     names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Put together all that a result rests on.
@@ -33,8 +37,7 @@ def collect(
       clusters: the tasks of the training.
       meta_train: summary of the training.
       checkpoint_step: of the parameters that were tested.
-      points_version: of what a point of a curve is.
-      curves: points of each curve by name; the first one is the result, others are compared.
+      points: of each curve by name; the first one is the result, others are compared.
       names: what the report calls the others.
 
     Returns:
@@ -45,10 +48,10 @@ def collect(
     parts = {"train": dataset.train, "validation": dataset.validation, "test": dataset.test}
 
     def curve(head: str) -> dict[str, Any]:
-        return {"protocol": protocol, "head": head, "points": list(curves[head])}
+        return {"protocol": protocol, "head": head, "points": list(points[head])}
 
-    points = [point for head in curves for point in curves[head]]
-    first, *others = curves
+    every = [point for head in points for point in points[head]]
+    first, *others = points
     return {
         "schema": SCHEMA,
         "dataset": dataset.name,
@@ -61,9 +64,9 @@ def collect(
         "preset": config.preset,
         "departures": departures(config),
         "seed": config.seed,
-        "device": environment.each_once(point.get("device") for point in points),
+        "device": environment.each_once(point.get("device") for point in every),
         "versions": environment.versions(),
-        "commit": environment.each_once(point.get("commit") for point in points),
+        "commit": environment.each_once(point.get("commit") for point in every),
         "precision": config.precision,
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
@@ -71,7 +74,7 @@ def collect(
         "embedding": None if oracle else {"name": config.embedding.name},
         "clustering": clusters.info,
         "meta_train": meta_train,
-        "points_version": points_version,
+        "points_version": points_version(config),
         "meta_test": curve(first) | {"checkpoint_step": checkpoint_step},
         "comparisons": [curve(head) | {"name": names[head]} for head in others],
         "config": dataclasses.asdict(config),

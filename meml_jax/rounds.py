@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meml_jax import clustering, devices, embeddings, heads, stages
+from meml_jax import clustering, devices, embeddings, heads, pseudo_labels, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
@@ -55,13 +55,13 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: stages.Report) -
     """Make the embeddings that the last round clusters, with all that lies before them.
 
     Returns:
-      float32 [N, D]; None for an oracle, as `stages.embed`.
+      float32 [N, D]; None for an oracle, as `pseudo_labels.embed`.
     """
-    z = stages.embed(config, dataset, folder(config, 1, workdir), say)
+    z = pseudo_labels.embed(config, dataset, folder(config, 1, workdir), say)
     for number in range(1, config.clustering.rounds):
         say(f"round {number} of {config.clustering.rounds}")
         here = folder(config, number, workdir)
-        clusters = stages.cluster(config, dataset, z, here, say)
+        clusters = pseudo_labels.cluster(config, dataset, z, here, say)
         model = make_model(config, dataset, clusters)
         fen = initial_fen(config, dataset, workdir)
         stages.train(config, dataset, clusters, model, here, say, fen=fen)

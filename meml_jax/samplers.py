@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax import balance
+from meml_jax import balance, task_spec
 from meml_jax import tasks as tasks_lib
 from meml_jax.types import Array, Task, TaskTable
 
@@ -54,7 +54,7 @@ def as_they_are(key: Array, tasks: Task) -> Task:
     return tasks
 
 
-def cluster_sampler(spec: tasks_lib.TaskSpec, bounds: np.ndarray, *, meta_batch: int) -> Sampler:
+def cluster_sampler(spec: task_spec.TaskSpec, bounds: np.ndarray, *, meta_batch: int) -> Sampler:
     """Make tasks of one cluster each, Sec. 2-3.
 
     Args:
@@ -67,7 +67,7 @@ def cluster_sampler(spec: tasks_lib.TaskSpec, bounds: np.ndarray, *, meta_batch:
 
     def draw(cluster_key: Array, task_key: Array, table: TaskTable, weights: Array) -> Drawn:
         clusters = tasks_lib.sample_clusters(cluster_key, table, meta_batch)
-        used = sum(tasks_lib.task_counts(table.size[clusters], spec))
+        used = sum(task_spec.task_counts(table.size[clusters], spec))
         bucket = jnp.searchsorted(jnp.asarray(bounds), jnp.max(used))
         keys = jax.random.split(task_key, meta_batch)
         tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, weights[clusters])

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from meml_jax import curves, figures, meta_test, paper, report
+from meml_jax import figures, meta_test, paper, report
 from meml_jax.config import Config
 from meml_jax.environment import each_once
 from meml_jax.files import read_json, write_atomic, write_json
+from meml_jax.results import points_version
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
 
@@ -58,7 +59,7 @@ def finished(
     found = read_json(folder / "results.json") or {}
     wanted = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "points_version": curves.VERSION,
+        "points_version": points_version(config),
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
     }

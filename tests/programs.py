@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meml_jax import checkpoints, stages
+from meml_jax import checkpoints, pseudo_labels
 from meml_jax.data import datasets
 from meml_jax.model import fresh_state, make_model
 from meml_jax.settings import from_dict
@@ -191,8 +191,8 @@ def arrays(workdir):
     """The state in the last checkpoint of a run, by name."""
     config = from_dict(json.loads((workdir / "config.json").read_text()))
     dataset = datasets.load(config.data, report=lambda line: None)
-    z = stages.embed(config, dataset, workdir, lambda line: None)
-    clusters = stages.cluster(config, dataset, z, workdir, lambda line: None)
+    z = pseudo_labels.embed(config, dataset, workdir, lambda line: None)
+    clusters = pseudo_labels.cluster(config, dataset, z, workdir, lambda line: None)
     model = make_model(config, dataset, clusters)
     template = jax.eval_shape(lambda: fresh_state(config, model))
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:

@@ -14,7 +14,7 @@ import pytest
 import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
-from meml_jax import balance, losses, meta_train, paper, tasks
+from meml_jax import balance, losses, meta_train, paper, task_spec, tasks
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig
 from meml_jax.samplers import cluster_sampler
 from meml_jax.settings import from_dict
@@ -87,7 +87,7 @@ def augmented(sizes, count=400, **settings):
     config, table, kept = table_of(
         sizes, balance="augment", balance_size=8, num_random_query=3, **settings
     )
-    spec = tasks.make_spec(config, table, kept)
+    spec = task_spec.make_spec(config, table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=5)
     np.testing.assert_array_equal(bounds, [8])
     clusters = jnp.arange(count) % len(sizes)
@@ -123,7 +123,7 @@ def test_refilled_tasks_have_n_rows_from_their_own_half():
 def test_large_clusters_give_the_tasks_of_n_images():
     _, drawn, clusters = augmented((8, 20, 30))
     config, table, kept = table_of((8, 20, 30), max_size=8, num_random_query=3)
-    spec = tasks.make_spec(config, table, kept)
+    spec = task_spec.make_spec(config, table, kept)
     sample = jax.vmap(
         functools.partial(tasks.sample_task, spec=spec, bound=8), in_axes=(0, None, 0, 0)
     )
@@ -175,7 +175,7 @@ def train(**settings):
     """State after a few meta-steps on three clusters of 6 images, and what was recorded."""
     config, table, kept = table_of((6, 6, 6), num_random_query=4, **settings)
     table, kept = balance.balance_table(config, table, kept, seed=0)
-    call, state = compiled(tasks.make_spec(config, table, kept))
+    call, state = compiled(task_spec.make_spec(config, table, kept))
     images = np.random.default_rng(0).integers(0, 256, (18, *IMAGE), np.uint8)
     weights = balance.task_weights(config, jnp.asarray(table.size))
     data = (jnp.asarray(images), jax.tree.map(jnp.asarray, table), weights, jax.random.key(1))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meml_jax import choices, tasks, types, workdir
+from meml_jax import choices, task_spec, tasks, types, workdir
 from meml_jax import config as schema
 from meml_jax.config import Config, DataConfig, TasksConfig
 from meml_jax.data import arrays, datasets, download, sizes
@@ -698,18 +698,18 @@ def test_images_used_grow_with_the_cluster():
     size = np.array([4, 9, 10, 40, 100, 150, 200, 400])
     table, kept = tasks.table_from_labels(np.repeat(np.arange(8), size), min_size=2)
     config = TasksConfig(min_used=10, max_size=30)
-    spec = tasks.make_spec(config, table, kept)
-    support, own = tasks.task_counts(size, spec)
+    spec = task_spec.make_spec(config, table, kept)
+    support, own = task_spec.task_counts(size, spec)
     share = 20 / size.mean()
     expected = np.minimum(size, np.clip(np.floor(share * size), 10, 30))
     np.testing.assert_array_equal(support + own, expected)
     assert tasks.bucket_bounds(table, spec, num_buckets=3).max() == 30
-    off = tasks.make_spec(TasksConfig(max_size=30), table, kept)
-    np.testing.assert_array_equal(sum(tasks.task_counts(size, off)), np.minimum(size, 30))
+    off = task_spec.make_spec(TasksConfig(max_size=30), table, kept)
+    np.testing.assert_array_equal(sum(task_spec.task_counts(size, off)), np.minimum(size, 30))
     for bad in (
         {"min_used": 10},
         {"min_used": 1, "max_size": 30},
         {"min_used": 31, "max_size": 30},
     ):
         with pytest.raises(UserError, match="2 <= min_used <= max_size"):
-            tasks.make_spec(TasksConfig(**bad), table, kept)
+            task_spec.make_spec(TasksConfig(**bad), table, kept)

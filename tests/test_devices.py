@@ -44,7 +44,7 @@ for meta_batch in (1, 2, 6, 8, 9, 20):
 # Clusters of dots; a network without convolutions, which compile long.
 labels = np.arange(tiny.CLASSES).repeat(12)
 table, kept = tasks.table_from_labels(labels, min_size=2)
-spec = tasks.make_spec(TasksConfig(num_random_query=2), table, kept)
+spec = task_spec.make_spec(TasksConfig(num_random_query=2), table, kept)
 images = np.random.default_rng(1).integers(0, 256, (len(labels), *tiny.IMAGE), dtype=np.uint8)
 network = tiny.network("meml", channels=16, hidden=32)
 ends = []

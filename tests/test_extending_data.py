@@ -6,7 +6,7 @@ import re
 import numpy as np
 import programs
 
-from meml_jax import embeddings, stages
+from meml_jax import embeddings, pseudo_labels
 from meml_jax.data import datasets
 from meml_jax.settings import from_dict
 
@@ -27,8 +27,8 @@ def test_the_data_set_and_the_embedding_of_the_page(tmp_path, monkeypatch):
     config, lines = from_dict(module.get_config().to_dict()), []
     dataset = datasets.load(config.data, report=lines.append)
     assert "squares: train 15 classes 360 images, validation 2/48, test 8/192, 28x28x1" in lines[0]
-    z = stages.embed(config, dataset, tmp_path, lines.append)
+    z = pseudo_labels.embed(config, dataset, tmp_path, lines.append)
     assert z.shape == (360, 49)
     np.testing.assert_allclose(z[0, 0], dataset.train.images[0, :4, :4].mean() / 255, rtol=1e-5)
-    clusters = stages.cluster(config, dataset, z, tmp_path, lines.append)
+    clusters = pseudo_labels.cluster(config, dataset, z, tmp_path, lines.append)
     assert clusters.info["actual"] == 20 and clusters.info["purity"] > 0.95

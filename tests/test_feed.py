@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import assert_same, learner_of, network
 
-from meml_jax import checkpoints, feed, meta_train, metrics, tasks, training
+from meml_jax import checkpoints, feed, meta_train, metrics, task_spec, tasks, training
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, TrainConfig
 from meml_jax.samplers import cluster_sampler
 from meml_jax.types import UserError
@@ -22,7 +22,7 @@ def train(place, workdir):
     images = rng.integers(0, 256, (60, 3, 3, 1), np.uint8)
     labels = np.repeat(np.arange(5), (4, 7, 12, 17, 20))[rng.permutation(60)]
     table, kept = tasks.table_from_labels(labels, min_size=2)
-    spec = tasks.make_spec(TasksConfig(max_size=9, num_random_query=4), table, kept)
+    spec = task_spec.make_spec(TasksConfig(max_size=9, num_random_query=4), table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=1)
     outer = OuterConfig(lr=1e-2, meta_batch=2)
     sampler = cluster_sampler(spec, bounds, meta_batch=2)

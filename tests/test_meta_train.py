@@ -10,7 +10,7 @@ import pytest
 import tiny
 from jax.extend.core import jaxprs_in_params
 
-from meml_jax import clustering, losses, meta_train, tasks
+from meml_jax import clustering, losses, meta_train, task_spec, tasks
 from meml_jax.config import (
     ClusteringConfig,
     DataConfig,
@@ -61,7 +61,7 @@ def problem(
     """A call over random 27x27 images, a fresh state and the data that the call takes."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     table, kept = tasks.table_from_labels(labels, min_size=2)
-    spec = tasks.make_spec(TasksConfig(), table, kept)
+    spec = task_spec.make_spec(TasksConfig(), table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=num_buckets)
     learner = LEARNERS["meml"]
     network = make_network(

@@ -13,7 +13,7 @@ import pytest
 import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
-from meml_jax import checkpoints, feed, meta_train, metrics, rehearsal, tasks, training
+from meml_jax import checkpoints, feed, meta_train, metrics, rehearsal, task_spec, tasks, training
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, TrainConfig
 from meml_jax.networks import reset_class_rows
 from meml_jax.samplers import cluster_sampler
@@ -134,7 +134,7 @@ def problem(learner="oml", **settings):
     images = rng.integers(0, 256, (60, *IMAGE), np.uint8)
     labels = np.repeat(np.arange(5), (4, 7, 12, 17, 20))[rng.permutation(60)]
     table, kept = tasks.table_from_labels(labels, min_size=2)
-    spec = tasks.make_spec(config, table, kept)
+    spec = task_spec.make_spec(config, table, kept)
     bounds = tasks.bucket_bounds(table, spec, num_buckets=1)
     sampler = cluster_sampler(spec, bounds, meta_batch=OUTER.meta_batch)
     net = network(learner)

@@ -9,7 +9,7 @@ import programs
 import pytest
 import tiny
 
-from meml_jax import rounds, stages
+from meml_jax import pseudo_labels, rounds, stages
 from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import contrastive, l2_normalize
@@ -84,8 +84,8 @@ def test_each_round_clusters_what_the_one_before_has_trained(done):
     assert [line for line in lines if line.startswith("round ")] == ["round 1 of 2", "round 2 of 2"]
     assert (first / "embedding.json").exists() and not (first / "config.json").exists()
     assert not (workdir / "embedding.json").exists()
-    z = stages.embed(config, dataset, first, quiet)
-    clusters = stages.cluster(config, dataset, z, first, quiet)
+    z = pseudo_labels.embed(config, dataset, first, quiet)
+    clusters = pseudo_labels.cluster(config, dataset, z, first, quiet)
     model = make_model(config, dataset, clusters)
     params, step = restore_params(config, model, first)
     assert step == 20
@@ -114,7 +114,7 @@ def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
     images, key = dataset.train.images[:20], jax.random.key(0)
     contrastive.fit(images, key, config.embedding, checkpoint_dir=folder, report=quiet)
     assert rounds.initial_fen(config, dataset, tmp_path) is None
-    clusters = stages.cluster(
+    clusters = pseudo_labels.cluster(
         config, dataset, dataset.train.images[:, ::9, ::9].reshape(400, -1), tmp_path, quiet
     )
     random_model = make_model(config, dataset, clusters)
@@ -164,7 +164,7 @@ def test_what_a_later_round_lost_is_made_again(done, tmp_path):
     assert (workdir / "tasks.npz").read_bytes() == kept["tasks.npz"]
     config, dataset = loaded(workdir)
     z = rounds.embed(config, dataset, workdir, quiet)
-    model = make_model(config, dataset, stages.cluster(config, dataset, z, workdir, quiet))
+    model = make_model(config, dataset, pseudo_labels.cluster(config, dataset, z, workdir, quiet))
     tiny.assert_same(
         restore_params(config, model, workdir)[0], restore_params(config, model, done[0])[0]
     )

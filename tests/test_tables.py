@@ -450,7 +450,7 @@ def done(monkeypatch, undrawn):
         if config.learner == "oml":
             raise UserError("cannot be")
         workdir.mkdir(parents=True, exist_ok=True)
-        stored = results(config, sgd=(0.5, 0.5), points_version=program().curves.VERSION)
+        stored = results(config, sgd=(0.5, 0.5), points_version=program().points_version(config))
         (workdir / "results.json").write_text(json.dumps(stored))
         (workdir / "report.md").touch()
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from meml_jax import tasks
+from meml_jax import task_spec, tasks
 from meml_jax.config import TasksConfig
 from meml_jax.types import UserError
 
@@ -28,7 +28,7 @@ def make(sizes, **settings):
     """(table on the device, kept labels, spec, largest number of images used)."""
     config = TasksConfig(**settings)
     table, kept = tasks.table_from_labels(labels_of(sizes), min_size=config.min_size)
-    spec = tasks.make_spec(config, table, kept)
+    spec = task_spec.make_spec(config, table, kept)
     bound = int(tasks.bucket_bounds(table, spec, num_buckets=1)[-1])
     return jax.tree.map(jnp.asarray, table), kept, spec, bound
 
@@ -71,8 +71,8 @@ def test_table_refuses(min_size):
 )  # fmt: skip
 def test_counts(usable, size, support, own):
     _, _, spec, _ = make((20, 20, 20), usable_fraction=usable)
-    assert tasks.task_counts(np.asarray(size), spec) == (support, own)
-    on_device = tasks.task_counts(jnp.asarray(size), spec)
+    assert task_spec.task_counts(np.asarray(size), spec) == (support, own)
+    on_device = task_spec.task_counts(jnp.asarray(size), spec)
     assert tuple(map(int, on_device)) == (support, own)
 
 
@@ -149,7 +149,7 @@ def test_a_task_of_few_images_may_use_any_of_the_cluster():
 def test_used_images_in_proportion_to_the_size():
     sizes = (2, 5, 20, 80, 300)
     _, _, spec, _ = make(sizes, min_used=4, max_size=20)
-    used = sum(tasks.task_counts(np.array(sizes), spec))
+    used = sum(task_spec.task_counts(np.array(sizes), spec))
     # 12, the middle of 4 and 20, for a cluster of mean size, 81.4.
     np.testing.assert_array_equal(used, [2, 4, 4, 11, 20])
 

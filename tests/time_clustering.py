@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meml_jax import stages
+from meml_jax import pseudo_labels
 from meml_jax.config import Config
 from meml_jax.settings import override
 from meml_jax.types import Dataset, Split
@@ -52,7 +52,9 @@ def main() -> int:
     config = override(Config(), values)
     with tempfile.TemporaryDirectory() as folder:
         start = time.monotonic()
-        stages.cluster(config, dataset, z, Path(folder), lambda line: print(line, flush=True))
+        pseudo_labels.cluster(
+            config, dataset, z, Path(folder), lambda line: print(line, flush=True)
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # kilobytes on Linux
     print(
         f"{args.rows} x {args.dim} ({z.nbytes / 1e9:.2f} GB), {args.clusters} clusters: "
