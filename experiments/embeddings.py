@@ -4,11 +4,18 @@
         --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
         [--config.a.b=value] [--write_docs=docs/results.md]
 
-Each row is a run of `run.py --stage=cluster` in a folder of its own below the workdir, with the
-settings given and those of the row in `ROWS`; what is finished is reused and a stopped row goes on,
-as there. Rows that differ in whitening and clustering only have one training. Prints the table of
-all rows that are finished there, and leaves it in `WORKDIR/table.md`, the figures in
-`WORKDIR/ROW/figures`. True labels serve the table and the figures only.
+Each row is a run of `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and
+those of the row in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows
+that differ in whitening and clustering only have one training, and where WORKDIR is a folder in
+the results of `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table
+of all rows that are finished there, and leaves it in `WORKDIR/table.md`, the figures in
+`WORKDIR/ROW/seedN/figures`. True labels serve the table and the figures only: the agreement of
+clusters with them on the training images, and, to choose by, on the validation images, embedded
+likewise and put into as many clusters as there are classes.
+
+DeepCluster and SeLa have the number of pseudo-labels of the file, or
+`--config.embedding.num_pseudo_labels`; ACAI needs images whose code has at most `embedding.dim`
+positions, so `--rows` leaves it out at 84 pixels.
 """
 
 from __future__ import annotations
@@ -22,6 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -32,7 +40,9 @@ from console import exit_code, say, split_overrides
 from meml_jax import (
     checks,
     choices,
+    clustering,
     embedding_report,
+    embeddings,
     figures,
     presets,
     pseudo_labels,
@@ -43,18 +53,18 @@ from meml_jax import (
 from meml_jax.config import Config
 from meml_jax.embeddings import get_fit
 from meml_jax.environment import commit, device_name
-from meml_jax.files import expand_home, read_json, write_atomic, write_json
+from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import overridden_fields
-from meml_jax.types import Dataset, UserError
+from meml_jax.types import Dataset, Split, UserError
 from meml_jax.workdir import fingerprint, open_workdir, record_config
 
 PLAIN: dict[str, Any] = {"embedding.whiten": 0.0, "embedding.normalize": False}
 PSEUDO_LABELS = PLAIN | {  # their codes are whitened and of length 1 already
     "embedding.channels": 64,
-    "embedding.dim": 256,
+    "embedding.dim": 64,  # of 256 features: whitening all of them makes as much of the least
     "embedding.batch_size": 256,
-    "embedding.num_pseudo_labels": 1100,
+    "embedding.round_steps": 300,  # a new head needs them to learn 1100 labels
     "embedding.steps": 10_000,
 }
 ROWS: dict[str, dict[str, Any]] = {
@@ -63,8 +73,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "pca_whitened": PLAIN | {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
     "random": PLAIN | {"embedding.name": "random", "embedding.channels": 64},
     "acai": presets.ACAI | PLAIN,
-    "acai_whitened": presets.ACAI | {"embedding.normalize": False},
+    "acai_half_whitened": presets.ACAI | {"embedding.whiten": 0.5},
+    "acai_whitened": presets.ACAI,
     "acai_whitened_normalized": presets.ACAI | {"embedding.normalize": True},
+    "acai_ward": presets.ACAI | {"embedding.whiten": 0.5, "clustering.init": "ward"},
     "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
     "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
     "contrastive": presets.CONTRASTIVE,
@@ -74,8 +86,8 @@ ROWS: dict[str, dict[str, Any]] = {
 """What a row sets. Settings given on the command line hold for all rows, and before these."""
 
 COLUMNS = (
-    "NMI", "purity", "adjusted Rand", "clusters", "dim", "steps", "embed s", "cluster s",
-    "device", "commit",
+    "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters", "dim",
+    "steps", "embed s", "cluster s", "device", "commit",
 )  # fmt: skip
 FINISHED = "row.json"
 
@@ -127,7 +139,7 @@ def twin(config: Config, folder: Path) -> Path | None:
     def training(config: Config) -> Config:
         return dataclasses.replace(override(config, PLAIN), clustering=Config().clustering)
 
-    for path in sorted(folder.parent.glob("*/config.json")):
+    for path in sorted(folder.parent.parent.glob("*/seed*/config.json")):
         with contextlib.suppress(UserError):
             other = from_dict(read_json(path))
             first = rounds.folder(other, 1, path.parent)
@@ -148,21 +160,35 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
         record_config(folder, config)  # what the training there has, for `twin`
         clusters = pseudo_labels.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
+        others = load_npz(first / "embeddings.npz")["validation"]
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
         figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
+    made = read_json(first / "embedding.json") or {}
+    validation = agreement_of_others(others, dataset.validation, config)
     return {
         "NMI": info["nmi"],
         "purity": info["purity"],
         "adjusted Rand": info["adjusted_rand"],
+        "validation NMI": validation.get("nmi"),
+        "validation purity": validation.get("purity"),
         "clusters": info["actual"],
         "dim": z.shape[1],
         "steps": config.embedding.steps if (first / "embedding").exists() else None,
-        "embed s": (read_json(first / "embedding.json") or {}).get("seconds"),
+        "embed s": made.get("seconds"),
         "cluster s": info["seconds"],
-        "device": device_name(),
-        "commit": commit(),
+        "device": made.get("device", device_name()),  # of the training, where there is one
+        "commit": made.get("commit", commit()),
     }
+
+
+def agreement_of_others(z: np.ndarray, split: Split, config: Config) -> dict[str, float]:
+    """Cluster embeddings of other classes into as many, and compare with their labels."""
+    if len(z) == 0 or split.num_classes < 2:
+        return {}
+    settings = dataclasses.replace(config.clustering, num_clusters=split.num_classes)
+    labels, _ = clustering.cluster(z, settings, seed=config.seed)
+    return clustering.agreement(split.labels, labels) or {}
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -183,9 +209,13 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def stored(workdir: Path, dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Read the finished rows on these images, in the order of `ROWS`."""
-    found = {name: read_row(workdir / name) for name in ROWS}
-    return {name: row for name, row in found.items() if row["images"] == dataset.content_hash}
+    """Read the finished rows on these images, in the order of `ROWS`; the first seed of each."""
+    return {
+        name: row
+        for name in ROWS
+        for path in sorted(workdir.glob(f"{name}/seed*"))[:1]
+        if (row := read_row(path))["images"] == dataset.content_hash
+    }
 
 
 def read_row(folder: Path) -> dict[str, Any]:
@@ -201,11 +231,15 @@ def block(rows: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> str:
     for name, row in rows.items():
         commands.setdefault(row["flags"], []).append(name)
     lines = [
-        f"    python experiments/embeddings.py {flags_} --rows={','.join(names)}"
+        f"    python experiments/embeddings.py {flags_} --workdir=WORKDIR --rows={','.join(names)}"
         for flags_, names in commands.items()
     ]
     title = f"## Embeddings of {dataset.name}"
-    note = f"{len(dataset.train.images)} training images; agreement of clusters and true classes."
+    part = f" ({dataset.note})" if dataset.note else ""
+    note = (
+        f"{len(dataset.train.images)} training images{part}; agreement of clusters and true "
+        "classes: on them, and on the validation images in as many clusters as classes."
+    )
     return "\n\n".join([title, note, "\n".join(lines), table(rows)])
 
 
@@ -219,14 +253,21 @@ def compare(
     run.start_jax(config)
     dataset = run.load(config)
     for name, each in settings.items():
+        if each.embedding.name != "npz":
+            try:
+                embeddings.check(each.embedding, dataset.train.images)
+            except UserError as error:
+                raise UserError(f"row {name}: {error}") from None
+    for name, each in settings.items():
         say(f"== {name}")
-        each, path = choices.complete(each, dataset, say), workdir / name / FINISHED
+        each = choices.complete(each, dataset, say)
+        path = workdir / name / f"seed{each.seed}" / FINISHED
         parts = (each.embedding, each.clustering, each.tasks, each.seed, each.precision)
-        wanted = fingerprint(*parts, dataset.content_hash)
+        wanted = fingerprint(*parts, dataset.content_hash, *embeddings.version(each.embedding))
         if read_row(path.parent)["settings"] == wanted:
             say(f"finished, in {path.parent}")
             continue
-        row = measure(each, dataset, workdir / name)
+        row = measure(each, dataset, path.parent)
         write_json(path, row | {"settings": wanted, "images": dataset.content_hash, "flags": given})
         write_atomic(workdir / "table.md", table(stored(workdir, dataset)))
     rows = stored(workdir, dataset)

@@ -31,6 +31,14 @@ LEAST = {
     "episodes.ways": 0,
     "inner.lr": 0,
 }
+ONLY_WITH = {  # what a field is for: (another field, its values)
+    "tasks.coreset_size": ("tasks.query_from", ("coreset",)),
+    "tasks.coreset_batch": ("tasks.query_from", ("coreset",)),
+    "tasks.balance_size": ("tasks.balance", ("truncate", "augment")),
+}
+NOT_OF_EPISODES = (
+    "max_size", "min_used", "usable_fraction", "support_fraction", "num_random_query",
+)  # fmt: skip
 POSITIVE = ("outer.lr", "outer.clip")
 MOST_STORED = 10_000_000  # images that a rehearsal keeps
 SEEDS = ("seed", "data.split_seed")  # NumPy and scikit-learn take 32 bits
@@ -58,6 +66,22 @@ def before_loading(config: Config) -> None:
     clustering.check(config.clustering)
     if config.tasks.labels not in ("clusters", "true"):
         raise UserError(f"tasks.labels={config.tasks.labels!r}, expected 'clusters' or 'true'")
+    for field in ("tasks.coreset_size", "test.reservoir_size"):
+        if values[field] > MOST_STORED:
+            raise UserError(f"{field}={values[field]}, expected at most {MOST_STORED}")
+    unset = flatten(Config())
+    for field, (other, needed) in ONLY_WITH.items():
+        if values[field] != unset[field] and values[other] not in needed:
+            raise UserError(
+                f"{field}={values[field]} has no effect with {other}={values[other]!r}, expected "
+                f"{other}={' or '.join(map(repr, needed))}; set that too, or leave {field} out"
+            )
+    for field in (f"tasks.{name}" for name in NOT_OF_EPISODES):
+        if config.episodes.ways and values[field] != unset[field]:
+            raise UserError(
+                f"{field}={values[field]} has no effect with episodes.ways={config.episodes.ways}: "
+                "episodes.shots and episodes.queries are the images of a class; leave it out"
+            )
     if not config.episodes.ways and (
         config.test.inner_steps is not None or config.episodes != EpisodesConfig()
     ):
@@ -65,9 +89,6 @@ def before_loading(config: Config) -> None:
             "test.inner_steps and episodes.* are set, but episodes.ways=0 trains on one cluster a "
             "task; set episodes.ways, or leave them out"
         )
-    for field in ("tasks.coreset_size", "test.reservoir_size"):
-        if values[field] > MOST_STORED:
-            raise UserError(f"{field}={values[field]}, expected at most {MOST_STORED}")
     get_learner(config.learner)
     training.check(config.train)
     rounds.check(config)
@@ -95,7 +116,7 @@ def before_training(config: Config, dataset: Dataset) -> None:
             )
         clustering.check(config.clustering, images)
         if config.embedding.name != "npz":
-            embeddings.get_fit(config.embedding.name)
+            embeddings.check(config.embedding, dataset.train.images)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     if config.episodes.ways > len(dataset.train.ids) // 2:
         raise UserError(

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES
+from meml_jax.results import points_version
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.tables import PLACES, Table
 from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
+
+SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
@@ -30,7 +33,7 @@ class Cell(NamedTuple):
 
     Attributes:
       accuracy: mean over runs and seeds, in [0, 1].
-      ci95: half of the 95 % interval.
+      ci95: half of the 95 % interval, see `combine`.
       runs: of all seeds together.
       chance: accuracy of guessing.
       by_seed: mean of each seed.
@@ -86,6 +89,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             results = json.loads(path.read_text())
             config, seed = from_dict(results["config"]), int(number)
             _ = results["meta_test"]["points"], results["comparisons"]
+            if results["points_version"] != points_version(config):
+                raise ValueError("judged as an earlier version did; the same command judges anew")
         except (OSError, ValueError, KeyError, TypeError, UserError) as error:
             say(f"left out: {path} ({error})")
             continue
@@ -100,7 +105,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     """Bring the points of several seeds together as `seeds.combine_points` does.
 
-    The interval is that over the runs of one seed, or that over several seeds.
+    The interval is that of a new seed; where there are fewer than `SEEDS_FOR_INTERVAL`, that over
+    all runs, of the mean of these very seeds.
 
     Args:
       points: entries of `points` in results.json, of one number of classes.
@@ -108,7 +114,9 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     means = tuple(float(point["accuracy"]) for point in points)
     point = points[0] if len(points) == 1 else combine_points(points)
     runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
-    return Cell(float(point["accuracy"]), float(point["ci95"]), runs, chance, means)
+    few = 1 < len(points) < SEEDS_FOR_INTERVAL
+    half = float((point["pooled"] if few else point)["ci95"])
+    return Cell(float(point["accuracy"]), half, runs, chance, means)
 
 
 def verdict(cell: Cell, published: float) -> str:
@@ -120,18 +128,18 @@ def verdict(cell: Cell, published: float) -> str:
 
 
 def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
-    """Tell whether ours is the best of `lines` there; oracles count only among themselves."""
+    """Tell whether ours is the best of `lines` there; oracles only count where all rows are."""
     measured = [one for one in lines if at in one.cells]
-    fair = [one for one in measured if one.kind != "oracle"] or measured
+    unsupervised = any(one.kind == "unsupervised" for one in measured)
+    fair = [one for one in measured if one.kind != "oracle" or not unsupervised]
     top = max((one.cells[at].accuracy for one in fair), default=None)
     return any(one is line and one.cells[at].accuracy == top for one in fair)
 
 
 def columns(lines: Sequence[Line]) -> list[At]:
-    """List where anything is measured, or, where nothing is, what the paper has."""
-    ours: set[At] = {at for line in lines for at in line.cells}
-    theirs: set[At] = {at for line in lines for at in line.paper}
-    return sorted(ours or theirs, key=lambda at: (at,) if isinstance(at, int) else at)
+    """List where anything is measured, by us or by the paper."""
+    every: set[At] = {at for line in lines for at in (*line.cells, *line.paper)}
+    return sorted(every, key=lambda at: (at,) if isinstance(at, int) else at)
 
 
 def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> list[Line]:

@@ -240,7 +240,8 @@ class ContinualClassifier:
         """Read a state, bit for bit as it was saved.
 
         Raises:
-          UserError: no such file, no state, or a state of another network, head or capacity.
+          UserError: no such file, no state, or a state of another network, head, capacity,
+            learning rate or number of replayed images.
         """
         return saved_states.restore(Path(path).expanduser(), self.init(), self._owner())
 
@@ -264,8 +265,8 @@ class ContinualClassifier:
     def _check_owner(self, state: State) -> None:
         if state.owner != self._digest():
             raise UserError(
-                "the state is of another classifier, expected one of the same network, head and "
-                "capacity; begin with init() of this classifier"
+                "the state is of another classifier, expected one of the same network, head, "
+                "capacity and learning rate; begin with init() of this classifier"
             )
 
     def _check_not_empty(self, state: State) -> None:
@@ -275,7 +276,16 @@ class ContinualClassifier:
 
     def _owner(self) -> dict[str, Any]:
         """List what a state must share with the classifier that reads it."""
-        return {"network": self.identity, "head": self.head, "capacity": self.capacity}
+        owner: dict[str, Any] = {
+            "network": self.identity,
+            "head": self.head,
+            "capacity": self.capacity,
+        }
+        if self.head != "prototype":
+            owner["learning_rate"] = self.learning_rate
+        if self.head == "sgd_reservoir":
+            owner["reservoir_batch"] = self.config.test.reservoir_batch
+        return owner
 
     def _digest(self) -> str:
         return fingerprint(self._owner())

@@ -161,7 +161,7 @@ def adapt(
       network: pure functions.
       learner: row of the table.
       tx: inner optimizer, `optax.sgd(inner_lr)` in the paper.
-      weight: [], multiplies the inner losses (released code with balancing).
+      weight: [], or one for each phase, multiplies the inner losses (released code with balancing).
       ways: static, number of classes in the support set; each gets its meta-example.
       options: `steps` is how often each phase is done; `first_order`, which a learner may be by
         itself, and `remat` as in `inner_loop`; those of `pooling.aggregate`. The learning rate is
@@ -179,16 +179,19 @@ def adapt(
     fast = {role: params[role] for role in learner.fast}
     opt_state = tx.init(fast)
     infos = []
-    for phase in learner.phases:
+    weights = jnp.broadcast_to(weight, (len(learner.phases),))
+    for phase, factor in zip(learner.phases, weights, strict=True):
 
-        def loss_fn(fast: Params, batch: Batch, phase: Phase = phase) -> tuple[Array, Array]:
+        def loss_fn(
+            fast: Params, batch: Batch, phase: Phase = phase, factor: Array = factor
+        ) -> tuple[Array, Array]:
             merged = slow | fast
             p = network.tail(merged, batch.inputs)
             rows = pooled_logits(
                 merged, p, batch, network=network, pooling=phase.pool, ways=ways, options=options
             )
             loss = losses.cross_entropy(*rows)
-            return weight * loss, loss
+            return factor * loss, loss
 
         loop = functools.partial(
             inner_loop,

@@ -73,6 +73,15 @@ class Learner:
         default=sgd, repr=False
     )
 
+    def __post_init__(self) -> None:
+        """Refuse a row that has nothing to do, or parameters that nothing uses; UserError."""
+        if not (self.fast and self.phases):
+            raise UserError("a Learner without fast roles or without phases adapts nothing")
+        if "attention" in self.fast and not self.uses_attention:
+            raise UserError(
+                "a Learner with the role 'attention' in fast needs a Phase with pool='attention'"
+            )
+
     @property
     def uses_attention(self) -> bool:
         """Whether a phase pools by attention."""
@@ -106,12 +115,13 @@ LEARNERS: dict[str, Learner] = {
 }
 
 
-_OURS = tuple(LEARNERS)
+_OURS = dict(LEARNERS)
 
 
 def identity(name: str) -> str:
-    """Name a learner in fingerprints: ours by name, one that was added by what its row says too."""
-    return name if name in _OURS else f"{name} {get_learner(name)!r}"
+    """Name a learner in fingerprints: ours by name, any other row by what it says too."""
+    row = get_learner(name)
+    return name if _OURS.get(name) is row else f"{name} {row!r}"
 
 
 def get_learner(name: str) -> Learner:

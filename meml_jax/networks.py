@@ -129,6 +129,11 @@ def make_network(
         if learner.uses_film:
             roles["context"] = {"z": context}
         roles |= learner.extra_roles(roles)
+        if unknown := set(learner.fast) - roles.keys():
+            raise UserError(
+                f"the learner adapts the roles {sorted(unknown)}, but the network has "
+                f"{sorted(roles)}; correct `fast` of its row, or add them by `extra_roles`"
+            )
         return jax.tree.map(lambda x: x.astype(dtype), roles)
 
     def classify_inputs(params: Params, x: Array) -> tuple[Array, dict[str, Array]]:

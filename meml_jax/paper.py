@@ -153,6 +153,8 @@ def rows_beside(config: Config, dataset: str) -> dict[str, dict[int, float]]:
     # On some sets the paper's rows carry the number of clusters.
     number = config.clustering.num_clusters
     names = {n for row in rows for n in (row, f"{row} {number}", _with_clusters(row, number))}
+    # Trained with labels on the one, tested on the other.
+    names |= {f"{row} Omniglot" for row in rows if dataset.startswith("omniglot_")}
     if config.embedding.name == "sela":
         names = {f"SeLa: {name}" for name in names}
     return {name: row for name, row in paper_rows(dataset).items() if name in names}

@@ -23,7 +23,10 @@ Report = Callable[[str], None]
 
 @devices.first_alone
 def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
-    """Embed the training images: float32 [N, D]; writes `embeddings.npz` (ids, embeddings).
+    """Embed the training images: float32 [N, D]; writes `embeddings.npz`.
+
+    That has `ids`, `embeddings`, and `validation`, the embeddings [M, D] of the validation images,
+    with the whitening of the training images; M is 0 where the embeddings are given.
 
     Returns None for an oracle, whose tasks come from the true labels.
     """
@@ -33,7 +36,8 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     path = workdir / "embeddings.npz"
     # The default precision is not in it, as fields at their default are not.
     precision = [config.precision] * (config.precision != Config().precision)
-    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash, *precision)
+    version = embeddings.version(config.embedding)
+    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash, *precision, *version)
     if (stored := load_product(path, wanted, report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
@@ -46,7 +50,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
                 f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; "
                 "use an npz with a key Z, or another embedding"
             )
-        z = split.embeddings
+        z, encode = split.embeddings, None
     else:
         key = key_for("embed", config.seed)
         fit = embeddings.get_fit(config.embedding.name)
@@ -54,12 +58,18 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
         z = encode(split.images)
     clustering.check_embeddings(z, ids=split.ids)
-    z = np.asarray(embeddings.rescale(z, config.embedding), np.float32)
+    rescale = embeddings.fit_rescale(z, config.embedding)
+    z, others = np.asarray(rescale(z), np.float32), dataset.validation.images
+    if encode is None or not len(others):
+        of_others = np.zeros((0, z.shape[1]), np.float32)
+    else:
+        of_others = np.asarray(rescale(encode(others)), np.float32)
     # A training that was stopped took longer than this process knows.
     info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
     write_json(workdir / "embedding.json", {"name": config.embedding.name, **info})
-    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
-    facts = ", ".join(f"{name} {value:.4g}" for name, value in info.items())
+    write_npz(path, ids=split.ids, embeddings=z, validation=of_others, fingerprint=wanted)
+    numbers = {name: value for name, value in info.items() if not isinstance(value, str)}
+    facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
 

@@ -14,9 +14,9 @@ from meml_jax.types import Clusters, Dataset
 SCHEMA = 1
 
 
-def points_version(config: Config) -> int:
+def points_version(config: Config) -> int | str:
     """Return the version of what a point is, in results of this config."""
-    return few_shot.VERSION if config.episodes.ways else curves.VERSION
+    return f"few_shot {few_shot.VERSION}" if config.episodes.ways else curves.VERSION
 
 
 def collect(

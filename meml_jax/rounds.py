@@ -96,7 +96,7 @@ def _embed_again(
     split = dataset.train
     z = np.asarray(heads.encode(params, split.images, network=model.network))
     clustering.check_embeddings(z, ids=split.ids)
-    z = embeddings.rescale(z, settings)
+    z = embeddings.fit_rescale(z, settings)(z)
     write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
     say(f"embed: meta-trained FEN, {z.shape[0]} x {z.shape[1]}")
     return z

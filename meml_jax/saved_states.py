@@ -72,7 +72,7 @@ def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
     if wrong:
         raise UserError(
             f"{path}: not a state of this classifier, it has {'; '.join(wrong[:3])}; restore it "
-            "with the workdir, head and capacity it was saved with"
+            "with the workdir, head, capacity and learning_rate it was saved with"
         )
     leaves = [jnp.asarray(stored[name], leaf.dtype) for name, leaf in expected.items()]
     state = jax.tree.unflatten(jax.tree.structure(template), leaves)

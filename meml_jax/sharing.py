@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meml_jax import rounds
+from meml_jax import embeddings, rounds
 from meml_jax.config import Config
 from meml_jax.files import lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
@@ -47,7 +47,7 @@ def key(stage: str, config: Config) -> str | None:
     if stage == "cluster" and config.tasks.balance == "truncate":
         names += ("tasks.balance",)  # and tasks.balance_size
     values = {name: value for name, value in flatten(config).items() if name.startswith(names)}
-    return fingerprint(stage, values)
+    return fingerprint(stage, values, *embeddings.version(config.embedding))
 
 
 def busy(config: Config, workdir: Path, results: Path) -> bool:

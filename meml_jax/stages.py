@@ -36,6 +36,7 @@ from meml_jax import (
 from meml_jax.config import Config
 from meml_jax.files import write_atomic, write_json
 from meml_jax.keys import key_for
+from meml_jax.learners import get_learner
 from meml_jax.model import Model, fresh_state, restore_params, train_call
 from meml_jax.types import Clusters, Dataset, Params, TrainState
 from meml_jax.workdir import fingerprint
@@ -68,6 +69,9 @@ def train(
         f"{dataset.train.images.nbytes / 2**20:.0f} MiB of images on the {place}"
         f"{devices.note(mesh)}"
     )
+    learner = get_learner(config.learner)
+    if learner.uses_attention and (learner.first_order or config.inner.first_order):
+        say("train: to the first order no gradient reaches the attention, it stays as drawn")
     with feed.open_feed(
         place,
         (dataset.train.images, clusters.table, weights, key),

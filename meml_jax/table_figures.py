@@ -50,7 +50,10 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             ours.set_title(name, loc="left")
             handles |= _paper(theirs, here, at, looks, handles)
             theirs.set_title("the paper", loc="left")
-            theirs.set_xlim(ours.get_xlim())
+            spots = _places(ours, at, at)
+            margin = (_is_curve(at) and 0.05 * np.ptp(spots)) or 0.5
+            for panel in (ours, theirs):  # neither may be empty
+                panel.set_xlim(spots.min() - margin, spots.max() + margin)
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
@@ -71,7 +74,7 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
     Returns:
       Whether there was anything to draw.
     """
-    at = columns(lines)[-1:]
+    at = [place for place in columns(lines) if any(place in line.cells for line in lines)][-1:]
     measured = [x for x in lines if x.kind != "baseline" and x.named and set(at) & set(x.cells)]
     if len({line.row for line in measured}) < 2:
         return False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meml_jax import paper
-from meml_jax.comparison import Line, columns, is_best, verdict
+from meml_jax.comparison import SEEDS_FOR_INTERVAL, Line, columns, is_best, verdict
 from meml_jax.config import Config
 from meml_jax.environment import each_once
 from meml_jax.report import percent, plain
@@ -82,10 +82,13 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     facts = [text, *(f"Data: {note}." for note in notes)]
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
-    datasets = {r["dataset"] for line in lines for r in line.results}
+    datasets = {config_of(line).data.name for line in lines if line.results}
     longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)
     if head == "classes" and max(steps, default=longer) < longer:
         facts.append(f"The paper trains {longer:,} steps.")
+    seeds = {len(line.seeds) for line in lines}
+    if any(1 < n < SEEDS_FOR_INTERVAL for n in seeds):
+        facts.append("± of two seeds is that over all their runs, not that of a third seed.")
     return Sheet(heading, " ".join(facts), [head, "steps", "seeds", "runs", *map(label, at)], rows)
 
 
@@ -126,8 +129,8 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
             all_of(line, "commit"),
         ])  # fmt: skip
     text = (
-        "Seconds and purity are means over the seeds; an embedding and clusters that rows share "
-        "were made once, and their seconds stand in each row."
+        "Seconds and purity are means over the seeds, - where a seed has none; an embedding and "
+        "clusters that rows share were made once, and their seconds stand in each row."
     )
     return [Sheet("Runs", text, header, rows)] if rows else []
 
@@ -147,13 +150,18 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
             _mean(line, lambda r: r["meta_train"]["seconds"]),
             _mean(line, lambda r: r["meta_train"]["steps_per_second"], ".1f"),
             _mean(line, lambda r: _mebibytes(r["meta_train"].get("peak_bytes"))),
+            str(paper.STEPS[first["dataset"]]) if theirs else "-",
             "-" if minutes is None else f"{minutes // 60} h {minutes % 60} min",
             "-" if gigabytes is None else f"{gigabytes:.3f} GB",
         ])  # fmt: skip
-    header = ["row", "steps", "seconds", "steps/s", "peak MiB", "paper: time", "paper: memory"]
+    header = [
+        "row", "steps", "seconds", "steps/s", "peak MiB", "paper: steps", "paper: time",
+        "paper: memory",
+    ]  # fmt: skip
     text = (
         "Of the meta-training, mean over the seeds. Peak memory is that of the compiled steps. The "
-        "paper's GPU is not known; other processes may have shared our device."
+        "paper's GPU is not known. Other processes may have shared our device: it is "
+        "`experiments/benchmark.py` that compares the time of methods."
     )
     compared = any(row[-1] != "-" for row in rows)
     return [Sheet("Cost", text, header, rows)] if compared else []
@@ -169,8 +177,10 @@ def _mebibytes(count: int | None) -> float | None:
 
 
 def _mean(line: Line, get: Callable[[Any], float | None], form: str = ".0f") -> str:
-    values = [value for value in map(get, line.results) if value is not None]
-    return format(sum(values) / len(values), form) if values else "-"
+    values = list(map(get, line.results))
+    known = [value for value in values if value is not None]
+    whole = known and len(known) == len(values)
+    return format(sum(known) / len(known), form) if whole else "-"
 
 
 def _counts(line: Line) -> str:

@@ -148,5 +148,6 @@ def _split(used: Any, spec: TaskSpec) -> tuple[Any, Any]:
 
 def _share(size: Any, fraction: float) -> Any:
     """floor(fraction * size) in whole numbers, so that host and device agree (2/3 of 3 is 2)."""
-    ratio = Fraction(fraction).limit_denominator(1000)
+    # With more digits than a small share needs, the product would not fit into 32 bits.
+    ratio = Fraction(fraction).limit_denominator(10**3 if fraction > 0.01 else 10**6)
     return size * ratio.numerator // ratio.denominator

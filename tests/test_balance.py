@@ -15,9 +15,9 @@ import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
 from meml_jax import balance, losses, meta_train, paper, task_spec, tasks
-from meml_jax.config import InnerConfig, OuterConfig, TasksConfig
+from meml_jax.config import Config, InnerConfig, OuterConfig, TasksConfig
 from meml_jax.samplers import cluster_sampler
-from meml_jax.settings import from_dict
+from meml_jax.settings import from_dict, override
 from meml_jax.types import UserError
 
 SIZES = (2, 3, 8, 12, 30)
@@ -237,6 +237,12 @@ def test_a_row_of_the_paper_is_a_preset(presets, rows):
     path = programs.ROOT / "configs" / "omniglot.py"
     config = from_dict(runpy.run_path(str(path))["get_config"](presets).to_dict())
     assert set(paper.rows_beside(config, "omniglot")) == rows
+
+
+@pytest.mark.parametrize("learner, row", [("oml", "Oracle OML"), ("oml_film", "Oracle OML FiLM")])
+def test_a_row_of_the_paper_that_is_tested_on_another_set(learner, row):
+    config = override(Config(), {"learner": learner, "tasks.labels": "true"})
+    assert set(paper.rows_beside(config, "omniglot_cifar100")) == {f"{row} Omniglot"}
 
 
 # Each option once through the whole program, on generated characters.

@@ -81,6 +81,8 @@ def test_the_config_file_is_locked():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
+        ("tasks.coreset_batch", 9, "no effect with tasks.query_from='other', expected.*'coreset'"),
+        ("tasks.balance_size", 9, "no effect with tasks.balance='none', expected.*'truncate' or"),
         ("test.inner_steps", 3, "but episodes.ways=0 trains on one cluster a task"),
         ("episodes.shots", 3, "but episodes.ways=0 trains on one cluster a task"),
         ("episodes.ways", -1, "episodes.ways=-1, expected at least 0"),
@@ -91,6 +93,16 @@ def test_the_config_file_is_locked():
 def test_what_would_do_nothing_or_never_end_is_refused(field, value, message):
     with pytest.raises(UserError, match=message):
         checks.before_loading(override(Config(), {field: value}))
+
+
+@pytest.mark.parametrize(
+    "field, value", [("max_size", 15), ("usable_fraction", 0.75), ("num_random_query", 3)]
+)
+def test_what_episodes_do_not_use_is_refused(field, value):
+    episodes = override(Config(), {"episodes.ways": 5})
+    checks.before_loading(episodes)
+    with pytest.raises(UserError, match=f"tasks.{field}={value} has no effect with episodes.ways"):
+        checks.before_loading(override(episodes, {f"tasks.{field}": value}))
 
 
 # Types.

@@ -343,6 +343,11 @@ def test_a_state_of_something_else_is_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=f"not a state of this classifier.*{expected}"):
             classifier.restore(path)
+    load("sgd").save(taught("sgd"), path)
+    faster = dataclasses.replace(load("sgd"), learning_rate=0.5)
+    with pytest.raises(UserError, match="learning_rate [0-9.]+ instead of 0.5"):
+        faster.restore(path)
+    load().save(taught(), path)
     content = path.read_bytes()
     for damaged in (content[: len(content) // 2], b"", b"text"):
         path.write_bytes(damaged)

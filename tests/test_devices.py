@@ -29,7 +29,7 @@ PROGRAM = """
 import json, re
 import jax, jax.numpy as jnp, numpy as np
 import tiny
-from meml_jax import devices, heads, meta_train, tasks
+from meml_jax import devices, heads, meta_train, task_spec, tasks
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.samplers import cluster_sampler

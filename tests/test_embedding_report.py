@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -147,6 +148,7 @@ def table(tmp_path, *flags, **values):
         (["--stage=train"], {}, "--stage=train: a row is embedded and clustered"),
         (["--rows=pca"], {"seeds": 2}, "seeds=2, expected 1"),
         (["--rows=acai,sela"], {"embedding.steps": 9}, "(20000 in acai, 10000 in sela)"),
+        (["--rows=pixels,acai"], {"embedding.batch_size": 9999}, "row acai: embedding.batch_size"),
     ],
 )
 def test_a_table_that_cannot_be(tmp_path, flags, values, message):
@@ -171,7 +173,7 @@ def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
     ward = lines[lines.index("== contrastive_ward") :]
     assert any(line.startswith("embed: reuses 10 steps of") for line in ward)
     # Trained anew with other settings, it is no twin any more.
-    shutil.rmtree(tmp_path / "contrastive" / "embedding")
+    shutil.rmtree(tmp_path / "contrastive" / "seed0" / "embedding")
     code, _, err = table(tmp_path, "--rows=contrastive", **values | {"embedding.steps": 20})
     assert code == 0, err
     shutil.rmtree(tmp_path / "contrastive_ward")
@@ -183,7 +185,11 @@ def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
     ]  # fmt: skip
     assert "--rows=pixels,contrastive,contrastive_ward" in document.read_text()
     assert "\n| contrastive_ward | " in document.read_text()
-    assert (tmp_path / "pixels" / "figures" / "cluster_sizes.png").exists()
-    paths = (tmp_path / name / "embeddings.npz" for name in ("contrastive", "contrastive_ward"))
+    assert (tmp_path / "pixels" / "seed0" / "figures" / "cluster_sizes.png").exists()
+    row = json.loads((tmp_path / "contrastive_ward" / "seed0" / "row.json").read_text())
+    assert 0 < row["validation purity"] <= 1 and row["commit"] and row["steps"] == 10
+    paths = (
+        tmp_path / name / "seed0" / "embeddings.npz" for name in ("contrastive", "contrastive_ward")
+    )
     plain, whitened = (np.load(path)["embeddings"] for path in paths)
     assert len(plain) == len(whitened) and not np.array_equal(plain, whitened)

@@ -116,7 +116,7 @@ def correlated(rows=300, dim=5, rank=None, seed=0):
 
 def test_whiten_gives_uncorrelated_directions_of_unit_variance():
     z = correlated()
-    white = embeddings.whiten(z)
+    white = embeddings.fit_whiten(z)(z)
     assert white.dtype == np.float32 and white.shape == z.shape
     np.testing.assert_allclose(white.mean(axis=0), 0, atol=1e-4)
     np.testing.assert_allclose(np.cov(white, rowvar=False), np.eye(5), atol=1e-4)
@@ -129,23 +129,33 @@ def test_whiten_gives_uncorrelated_directions_of_unit_variance():
 
 def test_whitening_in_part_lies_between_the_components_and_unit_variance():
     z = correlated()
-    deviation = embeddings.whiten(z, 1e-9).std(axis=0)
+    deviation = embeddings.fit_whiten(z, 1e-9)(z).std(axis=0)
     for power in (0.5, 1.0):
-        part = embeddings.whiten(z, power)
+        part = embeddings.fit_whiten(z, power)(z)
         np.testing.assert_allclose(part.std(axis=0), deviation ** (1 - power), rtol=1e-2)
-    unit = embeddings.rescale(z, EmbeddingConfig(whiten=0.5, normalize=True))
-    np.testing.assert_allclose(unit, embeddings.l2_normalize(embeddings.whiten(z, 0.5)))
+    unit = embeddings.fit_rescale(z, EmbeddingConfig(whiten=0.5, normalize=True))(z)
+    np.testing.assert_allclose(unit, embeddings.l2_normalize(embeddings.fit_whiten(z, 0.5)(z)))
     with pytest.raises(UserError, match=r"embedding.whiten=1.5, expected 0 \(not at all\) to 1"):
-        embeddings.rescale(z, EmbeddingConfig(whiten=1.5))
+        embeddings.fit_rescale(z, EmbeddingConfig(whiten=1.5))(z)
 
 
 def test_whiten_drops_directions_that_do_not_vary():
     z = np.concatenate([correlated(dim=4, rank=2), np.zeros((300, 2), np.float32)], axis=1)
-    white = embeddings.whiten(z)
+    white = embeddings.fit_whiten(z)(z)
     assert white.shape == (300, 2)
     np.testing.assert_allclose(np.cov(white, rowvar=False), np.eye(2), atol=1e-4)
-    assert embeddings.whiten(correlated(rows=3, dim=5)).shape == (3, 2)  # 3 points span 2
-    np.testing.assert_array_equal(embeddings.whiten(np.ones((4, 3), np.float32)), np.zeros((4, 1)))
+    three, same = correlated(rows=3, dim=5), np.ones((4, 3), np.float32)
+    assert embeddings.fit_whiten(three)(three).shape == (3, 2)  # 3 points span 2
+    np.testing.assert_array_equal(embeddings.fit_whiten(same)(same), np.zeros((4, 1)))
+
+
+def test_other_embeddings_are_whitened_as_those_fitted():
+    z = correlated(rows=300, dim=4)
+    config = EmbeddingConfig(whiten=0.5, normalize=True)
+    both = embeddings.fit_rescale(z[:200], config)(z)
+    alone = embeddings.fit_rescale(z[:200], config)(z[:200])
+    np.testing.assert_allclose(both[:200], alone, rtol=1e-5, atol=1e-6)
+    assert np.abs(both - embeddings.fit_rescale(z, config)(z)).max() > 1e-3
 
 
 def test_l2_normalize_leaves_zero_rows():

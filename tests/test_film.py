@@ -201,5 +201,5 @@ def test_a_run_of_oracle_oml_film(tmp_path):
     heads = [c["head"] for c in (results["meta_test"], *results["comparisons"])]
     assert heads[:2] == ["sgd", "sgd_reservoir"], lines
     trained = continual.ContinualClassifier.load(tmp_path).params
-    assert all(np.any(layer["kernel"]) for layer in trained["film"].values())  # no identity now
+    assert all(np.any(layer["bias"]) for layer in trained["film"].values())  # no identity now
     assert not np.any(trained["context"]["z"])

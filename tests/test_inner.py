@@ -248,6 +248,24 @@ def test_a_phase_of_no_kind_is_refused(fields):
         Phase(*fields)
 
 
+@pytest.mark.parametrize(
+    "fast, phases, message",
+    [
+        ((), ("each",), "adapts nothing"),
+        (("cln",), (), "adapts nothing"),
+        (("cln", "attention"), ("all",), "needs a Phase with pool='attention'"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(fast, phases, message):
+    with pytest.raises(UserError, match=message):
+        Learner(fast, tuple(map(Phase, phases)))
+
+
+def test_a_role_that_the_network_does_not_have_is_refused():
+    with pytest.raises(UserError, match=r"roles \['cnl'\], but the network has \['cln', 'fen'\]"):
+        tiny.parameters(tiny.network(Learner(("cnl",), (Phase("each"),))))
+
+
 def test_no_step_at_all_is_refused():
     net = tiny.network("meml")
     params = tiny.parameters(net)

@@ -7,7 +7,9 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["oml_single", "meml_mean", "maml", "fomaml", "anil"])
+@pytest.mark.parametrize(
+    "name", ["oml_single", "meml_mean", "meml_released", "maml", "fomaml", "anil"]
+)
 def test_runs(tmp_path, name):
     programs.succeed(tmp_path, learner=name, test__num_classes="(2,)", tasks__num_buckets=1)
     results = programs.results(tmp_path)

@@ -20,8 +20,19 @@ import programs
 import pytest
 import scipy.stats
 
-from meml_jax import checks, comparison, files, paper, sharing, table_report, table_sheets, tables
+from meml_jax import (
+    checks,
+    comparison,
+    files,
+    paper,
+    sharing,
+    table_figures,
+    table_report,
+    table_sheets,
+    tables,
+)
 from meml_jax.config import Config
+from meml_jax.results import points_version
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice
 from meml_jax.types import UserError
@@ -237,6 +248,25 @@ def test_several_seeds_have_the_interval_over_seeds():
     assert cell.by_seed == pytest.approx((0.4, 0.6, 0.8))
 
 
+def test_two_seeds_have_the_interval_over_their_runs():
+    cell = comparison.combine([point([0.4, 0.6]), point([0.5, 0.7])])
+    assert cell.accuracy == pytest.approx(0.55) and cell.runs == 4
+    assert cell.ci95 == pytest.approx(point([0.4, 0.6, 0.5, 0.7])["ci95"], rel=1e-6)
+
+
+def test_oracles_are_the_best_only_where_all_rows_are():
+    def line(kind, accuracy):
+        cell = comparison.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
+        return comparison.Line("", kind, kind, "sgd", kind, True, {}, {10: cell})
+
+    oracle, ours, pixels = line("oracle", 0.9), line("unsupervised", 0.8), line("baseline", 0.5)
+    best = functools.partial(comparison.is_best, at=10)
+    lines = [oracle, ours, pixels]
+    assert [best(one, lines) for one in lines] == [False, True, False]
+    lines = [oracle, pixels]
+    assert [best(one, lines) for one in lines] == [True, False]
+
+
 def test_verdicts():
     cell = comparison.Cell(0.5, 0.02, 50, 0.1, (0.5,))
     published = {47.9: "above", 48.1: "within", 50.0: "within", 51.9: "within", 52.1: "below"}
@@ -254,7 +284,8 @@ def results(config, *, sgd, prototype=(0.8, 0.9), pixels=(0.5, 0.6), **fields):
 
     oracle = config.tasks.labels == "true"
     return {
-        "dataset": "omniglot", "note": "", "device": "cpu", "commit": "abc", "points_version": 1,
+        "dataset": "omniglot", "note": "", "device": "cpu", "commit": "abc",
+        "points_version": points_version(config),
         "embedding": None if oracle else {"name": config.embedding.name},
         "clustering": {"labels": config.tasks.labels, "kept": 9, "purity": 0.5, "seconds": 3.0},
         "meta_train": {
@@ -307,20 +338,22 @@ def test_report(stored):
     code, out, err = call("--table=omniglot", f"--results={stored}", "--report_only")
     assert code == 0, out + err
     text = (stored / "omniglot" / "report.md").read_text()
-    assert cells(text, "classes")[3:] == ["10", "50"]
+    assert cells(text, "classes")[3:] == ["10", "50", "75", "100", "150", "200"]
     # Accuracies 70 and 35 with an interval of 0, against 74.6 and 32.5.
-    assert cells(text, "OML") == [
+    assert cells(text, "OML")[:5] == [
         "10000", "0", "2", "70.0 ± 0.0, below 74.6", "35.0 ± 0.0, above 32.5",
     ]  # fmt: skip
-    assert cells(text, "MEML") == [
+    assert cells(text, "MEML")[:5] == [
         "10000", "0, 1", "4", "**85.0 ± 0.0**, above 84.6", "**42.5 ± 0.0**, above 37.3",
     ]  # fmt: skip
+    assert cells(text, "MEML")[8] == "- (paper 20.7)"
     # t of one degree of freedom: 12.706 times 0.01; the oracle is better, but has labels.
-    assert cells(text, "Oracle OML")[3:] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
-    assert cells(text, "MEML mean") == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
-    assert cells(text, "MEML RS")[3:] == ["- (paper 81.6)", "- (paper 56.4)"]
+    assert cells(text, "Oracle OML")[3:5] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
+    assert "± of two seeds is that over all their runs" in text
+    assert cells(text, "MEML mean")[:5] == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
+    assert cells(text, "MEML RS")[3:5] == ["- (paper 81.6)", "- (paper 56.4)"]
     assert cells(text, "baseline: raw pixels")[:3] == ["-", "0", "2"]
-    assert cells(text, "chance")[3:] == ["10.0", "2.0"]
+    assert cells(text, "chance")[3:5] == ["10.0", "2.0"]
     # The oracle's prototype head is as good as theirs, and not in bold.
     assert cells(text, "Oracle OML, prototype head")[3].startswith("85.0")
     assert cells(text, "MEML, prototype head")[3].startswith("**85.0")
@@ -331,7 +364,9 @@ def test_report(stored):
     ]  # fmt: skip
     assert cells(text, "oracle_oml")[1:4] == ["true classes", "9", "-"]
     cost = text.split("## Cost")[1]
-    assert cells(cost, "meml") == ["10000", "100", "5.0", "3", "0 h 47 min", "0.743 GB"]
+    assert cells(cost, "meml") == [
+        "10000", "100", "5.0", "3", "40000", "0 h 47 min", "0.743 GB",
+    ]  # fmt: skip
     assert cells(cost, "oracle_oml")[-1] == "-"
     every = "--rows=meml --seeds=0,1 --data_root=DIR --budget=short"
     assert f"    python experiments/tables.py --table=omniglot {every}\n" in text
@@ -415,6 +450,29 @@ def test_the_report_of_nothing_has_the_numbers_of_the_paper(tmp_path):
     assert len(list((tmp_path / "ood" / "figures").glob("*.png"))) == 2
 
 
+def test_the_numbers_of_the_paper_lie_inside_a_figure_without_ours(monkeypatch):
+    kept = []
+    monkeypatch.setattr(table_figures.figures, "save", lambda figure, path: kept.append(figure))
+    for name in ("omniglot", "few_shot"):
+        configs = {row: settings(name, row) for row in table(name).rows}
+        lines = [x for x in comparison.make_lines(table(name), configs, {}) if x.paper]
+        table_figures.draw(lines, "none.png", title="")
+        points = 0
+        for ax in kept[-1].axes:
+            low, high = ax.get_xlim()
+            drawn = np.concatenate([line.get_xdata() for line in ax.lines] or [np.zeros(0)])
+            assert np.all((low < drawn) & (drawn < high))
+            points += len(drawn)
+        assert points == sum(len(line.paper) for line in lines)
+
+
+def test_points_of_an_earlier_version_are_left_out_and_said(stored, undrawn):
+    path = stored / "omniglot" / "meml" / "seed0" / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": 1}))
+    code, out, _ = call("--table=omniglot", f"--results={stored}", "--report_only")
+    assert code == 0 and f"left out: {path} (judged as an earlier version did" in out
+
+
 def test_a_block_of_a_document(stored, undrawn):
     path = stored / "doc.md"
     path.write_text("# Results\n\nTyped.\n")
@@ -450,7 +508,7 @@ def done(monkeypatch, undrawn):
         if config.learner == "oml":
             raise UserError("cannot be")
         workdir.mkdir(parents=True, exist_ok=True)
-        stored = results(config, sgd=(0.5, 0.5), points_version=program().points_version(config))
+        stored = results(config, sgd=(0.5, 0.5), points_version=points_version(config))
         (workdir / "results.json").write_text(json.dumps(stored))
         (workdir / "report.md").touch()
 

@@ -13,7 +13,7 @@ import scipy.stats
 
 from meml_jax import task_spec, tasks
 from meml_jax.config import TasksConfig
-from meml_jax.types import UserError
+from meml_jax.types import TaskTable, UserError
 
 PARTITION = (1, 2, 3, 9, 10, 500)
 
@@ -152,6 +152,16 @@ def test_used_images_in_proportion_to_the_size():
     used = sum(task_spec.task_counts(np.array(sizes), spec))
     # 12, the middle of 4 and 20, for a cluster of mean size, 81.4.
     np.testing.assert_array_equal(used, [2, 4, 4, 11, 20])
+
+
+def test_a_small_share_of_large_clusters_is_no_smaller():
+    """Of clusters of 50,000 images on average, 12: no rounding to thousandths, which gives 0."""
+    sizes = np.array([40_000, 60_000])
+    table = TaskTable(np.arange(100_000, dtype=np.int32), np.array([0, 40_000]), sizes)
+    spec = task_spec.make_spec(TasksConfig(min_used=4, max_size=20), table, np.arange(2))
+    for xp in (np, jnp):
+        used = sum(task_spec.task_counts(xp.asarray(sizes, np.int32), spec))
+        np.testing.assert_array_equal(used, [9, 14])
 
 
 def test_clusters_are_drawn_alike_whatever_their_size():

@@ -3,8 +3,8 @@
     fit(images, key, config, *, checkpoint_dir, report) -> (encode, info)
 
 `checkpoint_dir` is where a training keeps what it needs to go on after a stop, `report` prints a
-line; an embedding that is not trained ignores both. `rescale` (whitening, length 1) can follow any
-of them.
+line; an embedding that is not trained ignores both. `fit_rescale` (whitening, length 1) can follow
+any of them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
+import numpy as np
+
+from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import acai, contrastive, pca, pixels, random_fen, self_labelling
-from meml_jax.embeddings.whitening import l2_normalize, rescale, whiten
+from meml_jax.embeddings.whitening import fit_rescale, fit_whiten, l2_normalize
 from meml_jax.types import Encode, Info, UserError
 
-__all__ = ["EMBEDDINGS", "get_fit", "l2_normalize", "rescale", "whiten"]
+__all__ = ["EMBEDDINGS", "check", "fit_rescale", "fit_whiten", "get_fit", "l2_normalize", "version"]
 
 EMBEDDINGS: dict[str, Callable[..., tuple[Encode, Info]]] = {
     "pca": pca.fit,
@@ -27,6 +30,30 @@ EMBEDDINGS: dict[str, Callable[..., tuple[Encode, Info]]] = {
     **dict.fromkeys(self_labelling.RULES, self_labelling.fit),
 }
 """Add an embedding by adding its `fit` here."""
+
+CHECKS: dict[str, Callable[[EmbeddingConfig, np.ndarray], None]] = {
+    "pca": pca.check,
+    "random": random_fen.check,
+    "acai": acai.check,
+    "contrastive": contrastive.check,
+    **dict.fromkeys(self_labelling.RULES, self_labelling.check),
+}
+"""What each `fit` refuses, for those who want to know before hours go into something else."""
+
+VERSIONS = {"acai": 2}
+"""Of embeddings that the same settings once gave otherwise: 2, images in [-1, 1]."""
+
+
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for an unknown embedding, or settings that do not go with the images."""
+    get_fit(config.name)
+    if config.name in CHECKS:
+        CHECKS[config.name](config, images)
+
+
+def version(config: EmbeddingConfig) -> tuple[int, ...]:
+    """What a fingerprint has beside the settings; nothing at the first version."""
+    return (VERSIONS[config.name],) if config.name in VERSIONS else ()
 
 
 def get_fit(name: str) -> Callable[..., tuple[Encode, Info]]:

@@ -123,6 +123,12 @@ def make_train_call(
     return repeat(step, METRICS, steps_per_call=fitting.STEPS_PER_CALL)
 
 
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
+    fitting.check(config, images)
+    make_model(config, images.shape[1:])
+
+
 def fit(
     images: np.ndarray,
     key: jax.Array,
@@ -154,12 +160,12 @@ def fit(
         not finite.
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
-    Differs from the paper (Berthelot et al.): Adam's learning rate falls along a cosine in place of
-    a constant 1e-4; 28x28 images are brought to 32x32 by repeating their border, which is the
-    paper's -1 on drawings. Its authors have 16 channels in the first block for digits, as here, and
-    64 for colour.
+    Differs from the paper (Berthelot et al.): Adam's learning rate falls along a cosine, by default
+    from 1e-3, in place of a constant 1e-4; 28x28 images are brought to 32x32 by repeating their
+    border, which is the paper's -1 on drawings. Its authors have 16 channels in the first block for
+    digits, as here, and 64 for colour.
     """
-    fitting.check(config, images)
+    check(config, images)
     shape = images.shape[1:]
     model = make_model(config, shape)
     init = functools.partial(init_state, image_shape=shape, config=config)

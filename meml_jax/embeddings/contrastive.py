@@ -116,6 +116,13 @@ def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfi
     return fitting.restore(folder, fresh)
 
 
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
+    fitting.check(config, images, positive=("channels", "temperature"))
+    get_views(config.views)
+    check_image_size(images.shape[1:])
+
+
 def fit(
     images: np.ndarray,
     key: jax.Array,
@@ -146,9 +153,12 @@ def fit(
       UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
         not finite.
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+
+    Differs from Chen et al.: the projection has 128 hidden units whatever D is, theirs as many as
+    there are features; Adam with a cosine in place of LARS with a warm-up and weight decay; views
+    of drawings are maps and strokes (`augment.DrawingConfig`), not crops and colours.
     """
-    fitting.check(config, images, positive=("channels", "temperature"))
-    check_image_size(images.shape[1:])
+    check(config, images)
     init = functools.partial(init_state, image_shape=images.shape[1:], config=config)
     params, info = fitting.train(
         make_train_call(config),

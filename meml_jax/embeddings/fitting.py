@@ -74,7 +74,7 @@ def train(
       report: prints a line.
 
     Returns:
-      (parameters by role, info: the metrics of the last steps and `seconds`).
+      (parameters by role, info: the metrics of the last steps, `seconds`, `commit`, `device`).
 
     Raises:
       UserError: checkpoints of other settings or images; a loss that is not finite.
@@ -117,7 +117,8 @@ def train(
             )
     record = records[-1]
     last = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
-    return state.params, last | {"seconds": summary["seconds"]}
+    made = {name: summary[name] for name in ("seconds", "commit", "device")}
+    return state.params, last | made
 
 
 def restore(folder: Path, fresh_state: Callable[[], TrainState]) -> Params:

@@ -16,6 +16,15 @@ from meml_jax.types import Encode, Info, UserError
 CHUNK = 2_000  # images encoded at a time: in float32 they take four times the memory
 
 
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for more components than images or pixels, or images that are all alike."""
+    most = min(len(images), int(np.prod(images.shape[1:])))
+    if not 1 <= config.dim <= most:
+        raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
+    if (images == images[0]).all():
+        raise UserError("all training images are the same, expected different ones; check data.dir")
+
+
 def fit(
     images: np.ndarray,
     key: jax.Array,
@@ -37,14 +46,10 @@ def fit(
       (encode to float32 [N, dim], info with the share of variance that is explained).
 
     Raises:
-      UserError: more components than images or pixels; images that are all the same.
+      UserError: as `check`.
     """
     del checkpoint_dir, report
-    most = min(len(images), int(np.prod(images.shape[1:])))
-    if not 1 <= config.dim <= most:
-        raise UserError(f"embedding.dim={config.dim}, expected 1 to {most} for these images")
-    if (images == images[0]).all():
-        raise UserError("all training images are the same, expected different ones; check data.dir")
+    check(config, images)
     seed = int(jax.random.randint(key, (), 0, np.iinfo(np.int32).max))
     # Centred in place: `flat` makes a copy of its own.
     model = PCA(config.dim, svd_solver="randomized", random_state=seed, copy=False)

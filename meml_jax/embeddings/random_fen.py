@@ -19,6 +19,13 @@ from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Encode, Info, Params, UserError
 
 
+def check(config: EmbeddingConfig, images: np.ndarray) -> None:
+    """Raise UserError for no channels, or images too small for the FEN."""
+    if config.channels < 1:
+        raise UserError(f"embedding.channels={config.channels}, expected at least 1")
+    check_image_size(images.shape[1:])
+
+
 def fit(
     images: np.ndarray,
     key: jax.Array,
@@ -40,12 +47,10 @@ def fit(
       (encode: uint8 [N, H, W, C] -> float32 [N, D], R = relu(f_theta(X)); info: `dim`, D).
 
     Raises:
-      UserError: images too small for the FEN, or no channels.
+      UserError: as `check`.
     """
     del checkpoint_dir, report
-    if config.channels < 1:
-        raise UserError(f"embedding.channels={config.channels}, expected at least 1")
-    check_image_size(images.shape[1:])
+    check(config, images)
     fen = FEN(config.channels)
     params = jax.jit(fen.init)(key, jnp.zeros((1, *images.shape[1:])))["params"]
 

@@ -220,6 +220,7 @@ def make_train_call(
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
     fitting.check(config, images, positive=("channels", "sharpness"))
+    get_views(config.views)
     if not 2 <= config.num_pseudo_labels <= len(images):
         raise UserError(
             f"embedding.num_pseudo_labels={config.num_pseudo_labels}, expected 2 to the number of "
@@ -273,9 +274,10 @@ def fit(
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from Caron et al. and Asano et al.: the network is sized for small images (`alexnet`),
-    both methods see a Sobel filter, and SeLa has one head and whole balanced labels. Adam in place
-    of SGD: a round has hundreds of steps here and thousands there, and at SGD's 0.05 the loss on
-    256 labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
+    both methods see a Sobel filter, and SeLa has one head, whole balanced labels, first ones of the
+    untrained head in place of random ones, and rounds of one length where theirs grow longer. Adam
+    in place of SGD: a round has hundreds of steps here and thousands there, and at SGD's 0.05 the
+    loss on 256 labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
     """
     check(config, images)
     init = functools.partial(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
@@ -16,19 +18,30 @@ def check(config: EmbeddingConfig) -> None:
         raise UserError(f"embedding.whiten={config.whiten}, expected 0 (not at all) to 1")
 
 
-def rescale(embeddings: np.ndarray, config: EmbeddingConfig) -> np.ndarray:
+Scaling = Callable[[np.ndarray], np.ndarray]
+"""From embeddings [M, D] to others [M, D']."""
+
+
+def fit_rescale(embeddings: np.ndarray, config: EmbeddingConfig) -> Scaling:
     """Whiten and scale to length 1, in this order, as far as `whiten` and `normalize` ask for.
+
+    Args:
+      embeddings: float [N, D], whose directions are evened out.
+      config: `whiten`, `normalize`.
+
+    Returns:
+      A function for these and for other embeddings.
 
     Raises:
       UserError: as `check`.
     """
     check(config)
-    embeddings = whiten(embeddings, config.whiten) if config.whiten else embeddings
-    return l2_normalize(embeddings) if config.normalize else embeddings
+    whiten = fit_whiten(embeddings, config.whiten) if config.whiten else lambda z: z
+    return lambda z: l2_normalize(whiten(z)) if config.normalize else whiten(z)
 
 
-def whiten(embeddings: np.ndarray, power: float = 1.0) -> np.ndarray:
-    """Decorrelate embeddings [N, D] and even out their directions, float32 [N, D'].
+def fit_whiten(embeddings: np.ndarray, power: float = 1.0) -> Scaling:
+    """Decorrelate embeddings [N, D] and even out their directions: a function to float32 [M, D'].
 
     Direction i, of standard deviation s_i, is divided by s_i ** power: 1 gives each unit variance,
     less keeps more of what tells the directions apart. D' is D, or less where the embeddings do not
@@ -42,7 +55,12 @@ def whiten(embeddings: np.ndarray, power: float = 1.0) -> np.ndarray:
         kept = variance > 1e-6 * variance[0]  # what is smaller is rounding
         kept[0] = True
         scale = np.where(variance > 0, variance, 1.0) ** (power / 2)
-        return (model.transform(embeddings) / scale)[:, kept].astype(np.float32)
+
+    def whiten(embeddings: np.ndarray) -> np.ndarray:
+        with threadpool_limits(1):
+            return (model.transform(embeddings) / scale)[:, kept].astype(np.float32)
+
+    return whiten
 
 
 def l2_normalize(embeddings: np.ndarray) -> np.ndarray:
