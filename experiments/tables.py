@@ -164,7 +164,7 @@ def write_report(table: tables.Table) -> None:
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
     lines = comparison.make_lines(table, configs, comparison.read(folder(), say=say))
     label = FLAGS.label and f", {FLAGS.label}"
-    said = f"## {table.title}{label}\n\n{table.note}".strip()
+    said = f"## {table.title}{label}"
     text = table_report.write(folder(), table, lines, commands(table, lines), said)
     if FLAGS.write_docs:
         table_report.write_into(expand_home(FLAGS.write_docs), block(), text)

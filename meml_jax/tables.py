@@ -71,14 +71,12 @@ class Table:
       config: file in configs/ that rows start from.
       rows: by name, which is also the name of the row's folder.
       smoke: what the budget `smoke` sets here, beside `SMOKE`.
-      note: a sentence for the report.
     """
 
     title: str
     config: str
     rows: Mapping[str, Row]
     smoke: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
