@@ -25,7 +25,7 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +85,19 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 """What a row sets. Settings given on the command line hold for all rows, and before these."""
 
+NAMED_AFTER = (
+    "embedding.name", "embedding.whiten", "embedding.normalize", "clustering.init",
+)  # fmt: skip
+"""Fields that make a row what its name says."""
+
 COLUMNS = (
-    "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters", "dim",
-    "steps", "embed s", "cluster s", "device", "commit",
+    "seed", "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters",
+    "dim", "steps", "embed s", "cluster s", "device", "commit",
 )  # fmt: skip
 FINISHED = "row.json"
+
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Names of rows, and what has been measured."""
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
 flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
@@ -128,7 +136,13 @@ def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Con
                 f"--config.{field} would make rows alike that differ in it ({said}); choose rows "
                 "that agree with --rows"
             )
-    for each in settings.values():
+    for name, each in settings.items():
+        for field in (field for field in NAMED_AFTER if field in given):
+            if given[field] != ROWS[name].get(field, given[field]):
+                raise UserError(
+                    f"--config.{field}={given[field]} in row {name}, which is named after "
+                    f"{ROWS[name][field]!r}; choose another row with --rows"
+                )
         checks.before_loading(each)
     return settings
 
@@ -160,13 +174,14 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
         record_config(folder, config)  # what the training there has, for `twin`
         clusters = pseudo_labels.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
-        others = load_npz(first / "embeddings.npz")["validation"]
+        others = load_npz(first / "embeddings.npz").get("validation", z[:0])  # not in older ones
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
         figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
     made = read_json(first / "embedding.json") or {}
     validation = agreement_of_others(others, dataset.validation, config)
     return {
+        "seed": config.seed,
         "NMI": info["nmi"],
         "purity": info["purity"],
         "adjusted Rand": info["adjusted_rand"],
@@ -191,7 +206,7 @@ def agreement_of_others(z: np.ndarray, split: Split, config: Config) -> dict[str
     return clustering.agreement(split.labels, labels) or {}
 
 
-def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def table(rows: Rows) -> str:
     """Write rows as a Markdown table."""
 
     def cell(column: str, value: Any) -> str:
@@ -202,20 +217,17 @@ def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
         return str(value)
 
     lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for name, row in rows.items():
+    for name, row in rows:
         cells = [cell(column, row.get(column)) for column in COLUMNS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def stored(workdir: Path, dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Read the finished rows on these images, in the order of `ROWS`; the first seed of each."""
-    return {
-        name: row
-        for name in ROWS
-        for path in sorted(workdir.glob(f"{name}/seed*"))[:1]
-        if (row := read_row(path))["images"] == dataset.content_hash
-    }
+def stored(workdir: Path, dataset: Dataset) -> Rows:
+    """Read the finished rows on these images, in the order of `ROWS`, all seeds of each."""
+    found = [(name, read_row(path)) for name in ROWS for path in workdir.glob(f"{name}/seed*")]
+    here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
+    return sorted(here, key=lambda pair: (list(ROWS).index(pair[0]), pair[1]["seed"]))
 
 
 def read_row(folder: Path) -> dict[str, Any]:
@@ -225,10 +237,10 @@ def read_row(folder: Path) -> dict[str, Any]:
     return row if isinstance(row, dict) and names <= row.keys() else dict.fromkeys(names)
 
 
-def block(rows: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> str:
+def block(rows: Rows, dataset: Dataset) -> str:
     """Write the table for a document, with the commands that made it."""
     commands: dict[str, list[str]] = {}
-    for name, row in rows.items():
+    for name, row in rows:
         commands.setdefault(row["flags"], []).append(name)
     lines = [
         f"    python experiments/embeddings.py {flags_} --workdir=WORKDIR --rows={','.join(names)}"

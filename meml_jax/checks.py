@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 
 from meml_jax import (
@@ -34,6 +35,7 @@ LEAST = {
 ONLY_WITH = {  # what a field is for: (another field, its values)
     "tasks.coreset_size": ("tasks.query_from", ("coreset",)),
     "tasks.coreset_batch": ("tasks.query_from", ("coreset",)),
+    "tasks.num_random_query": ("tasks.query_from", ("other", "all")),
     "tasks.balance_size": ("tasks.balance", ("truncate", "augment")),
 }
 NOT_OF_EPISODES = (
@@ -127,6 +129,7 @@ def before_training(config: Config, dataset: Dataset) -> None:
     table, kept = tasks.table_from_labels(labels, min_size=config.tasks.min_size)
     table, kept = balance.balance_table(config.tasks, table, kept, seed=config.seed)
     model = make_model(config, dataset, Clusters(labels, table, kept, {}, ""))
+    jax.eval_shape(model.network.init, jax.random.key(0))  # the learner's roles are there
     train_call(config, model)
     devices.train_mesh(config.outer.meta_batch)
     feed.check(place, model.sampler)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES
@@ -88,18 +90,37 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
         try:
             results = json.loads(path.read_text())
             config, seed = from_dict(results["config"]), int(number)
-            _ = results["meta_test"]["points"], results["comparisons"]
-            if results["points_version"] != points_version(config):
-                raise ValueError("judged as an earlier version did; the same command judges anew")
-        except (OSError, ValueError, KeyError, TypeError, UserError) as error:
-            say(f"left out: {path} ({error})")
+            if results.get("points_version") != points_version(config):
+                raise UserError("judged as an earlier version did; the same command judges anew")
+            _look_through(results)
+        except UserError as error:
+            say(f"left out: {path} ({str(error).partition('; fields are')[0]})")
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            say(f"left out: {path} (damaged, or no results.json: {type(error).__name__} {error})")
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""
-        with contextlib.suppress(OSError, ValueError):  # an oracle has none
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # an oracle has none
             embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
             results["embedding_seconds"] = embedding["seconds"]
         found.setdefault(row, {})[seed] = results
     return found
+
+
+def _look_through(results: Mapping[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError where what a table shows is not in results."""
+    for name in ("dataset", "device", "commit", "embedding"):
+        _ = results[name]
+    _ = results["clustering"]["kept"], results["meta_train"]["steps"]
+    _ = results["meta_test"]["checkpoint_step"]
+    for curve in (results["meta_test"], *results["comparisons"]):
+        if not (curve["head"] and curve["points"]):
+            raise ValueError("a curve without points")
+        for point in curve["points"]:
+            numbers = [float(point[name]) for name in ("accuracy", "ci95", "chance", "seconds")]
+            if not np.isfinite([*numbers, *map(float, point["accuracies"])]).all():
+                raise ValueError("accuracies that are not finite")
+            _ = int(point["num_classes"]), int(point["runs"])
 
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:

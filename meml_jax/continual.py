@@ -95,7 +95,8 @@ class ContinualClassifier:
                     f"learning_rate={learning_rate!r} of the head {head!r}, expected a number "
                     "above 0 for an sgd head, or None"
                 )
-        config = trained.read_config(workdir)
+            learning_rate = float(learning_rate)
+        config, capacity = trained.read_config(workdir), int(capacity)
         if head == "sgd_reservoir":
             meta_test.check_reservoir(config.test)
         learner = get_learner(config.learner)

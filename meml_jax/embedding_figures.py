@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib
@@ -157,7 +158,7 @@ def _page(
     figure = Figure(figsize=(max(scale * width, 5.0), scale * height + 0.9), layout="constrained")
     ax = figure.subplots()
     ax.set(xlim=(-left, columns + gap), ylim=(-rows, 0.45), aspect="equal")
-    ax.set_title(title)
+    ax.set_title(textwrap.fill(title, int(11 * figure.get_figwidth())))  # 11 letters an inch
     ax.axis("off")
     return figure, ax
 

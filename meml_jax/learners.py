@@ -74,12 +74,17 @@ class Learner:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a row that has nothing to do, or parameters that nothing uses; UserError."""
-        if not (self.fast and self.phases):
-            raise UserError("a Learner without fast roles or without phases adapts nothing")
-        if "attention" in self.fast and not self.uses_attention:
+        """Refuse a row that has nothing to do, or is none; UserError."""
+        tuples = isinstance(self.fast, tuple) and isinstance(self.phases, tuple)
+        if not tuples or not all(isinstance(phase, Phase) for phase in self.phases):
             raise UserError(
-                "a Learner with the role 'attention' in fast needs a Phase with pool='attention'"
+                f"Learner fast={self.fast!r}, phases={self.phases!r}, expected tuples such as "
+                "('cln',) and (Phase('each'),)"
+            )
+        if not (self.fast and self.phases) or len(set(self.fast)) < len(self.fast):
+            raise UserError(
+                f"Learner fast={self.fast!r}, phases={self.phases!r}, expected roles, each once, "
+                "and phases: it adapts nothing without"
             )
 
     @property
@@ -121,7 +126,7 @@ _OURS = dict(LEARNERS)
 def identity(name: str) -> str:
     """Name a learner in fingerprints: ours by name, any other row by what it says too."""
     row = get_learner(name)
-    return name if _OURS.get(name) is row else f"{name} {row!r}"
+    return name if _OURS.get(name) == row else f"{name} {row!r}"
 
 
 def get_learner(name: str) -> Learner:
@@ -130,4 +135,6 @@ def get_learner(name: str) -> Learner:
         nearest = difflib.get_close_matches(name, LEARNERS, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise UserError(f"unknown learner {name!r}, expected one of {sorted(LEARNERS)}{hint}")
+    if not isinstance(LEARNERS[name], Learner):
+        raise UserError(f"LEARNERS[{name!r}] is {LEARNERS[name]!r}, expected a Learner")
     return LEARNERS[name]

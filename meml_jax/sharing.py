@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meml_jax import embeddings, rounds
+from meml_jax import embeddings, learners, rounds
 from meml_jax.config import Config
 from meml_jax.files import lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
@@ -47,7 +47,8 @@ def key(stage: str, config: Config) -> str | None:
     if stage == "cluster" and config.tasks.balance == "truncate":
         names += ("tasks.balance",)  # and tasks.balance_size
     values = {name: value for name, value in flatten(config).items() if name.startswith(names)}
-    return fingerprint(stage, values, *embeddings.version(config.embedding))
+    learner = (learners.identity(config.learner),) if stage == "train" else ()
+    return fingerprint(stage, values, *learner, *embeddings.version(config.embedding))
 
 
 def busy(config: Config, workdir: Path, results: Path) -> bool:
@@ -100,7 +101,8 @@ def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | Non
         # A training has ended once it was tested; its config may since have got more steps.
         found = [read_json(path)]
         if stage == "train":
-            found += [(read_json(other / "results.json") or {}).get("config")]
+            results = read_json(other / "results.json")
+            found += [results.get("config") if isinstance(results, dict) else None]
         with contextlib.suppress(UserError):
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other

@@ -179,12 +179,8 @@ def train(
                 _check_finite(history["loss"], step, wording)
                 step += num_steps
                 for name, values in history.items():  # inf: the step had nothing to tell
-                    told = [float(value) for value in values if not np.isposinf(value)]
-                    pending.setdefault(name, []).extend(told)
-                if step % config.log_every == 0 or step == config.steps:
-                    _check_alive(pending, step)
-                    write(step, {f"train/{name}": np.mean(v) for name, v in pending.items() if v})
-                    pending = {}
+                    spoken = (float(value) for value in values if not np.isposinf(value))
+                    pending.setdefault(name, []).extend(spoken)
                 last, metric = step == config.steps, None
                 signum = devices.largest(received[0] if received else 0, mesh)
                 validates = validate and (step % config.validate_every == 0 or last)
@@ -193,7 +189,16 @@ def train(
                     _check_parameters(state, wording)
                 if validate and validates:
                     metric = validate(devices.local(state, mesh))
-                    write(step, {"validation/accuracy": metric})
+                if step % config.log_every == 0 or last:
+                    _check_alive(pending, step)
+                    told = {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
+                    pending = {}
+                else:
+                    told = {}
+                if metric is not None:
+                    told["validation/accuracy"] = metric
+                if told:
+                    write(step, told)
                 if saves:
                     meta = save(metric)
                 if signum:

@@ -251,19 +251,25 @@ def test_a_phase_of_no_kind_is_refused(fields):
 @pytest.mark.parametrize(
     "fast, phases, message",
     [
-        ((), ("each",), "adapts nothing"),
-        (("cln",), (), "adapts nothing"),
-        (("cln", "attention"), ("all",), "needs a Phase with pool='attention'"),
+        ((), (Phase("each"),), "adapts nothing without"),
+        (("cln",), (), "adapts nothing without"),
+        (("cln", "cln"), (Phase("each"),), "roles, each once"),
+        ("cln", (Phase("each"),), "expected tuples such as"),
+        (("cln",), Phase("each"), "expected tuples such as"),
+        (("cln",), ("each",), "expected tuples such as"),
     ],
 )
 def test_a_row_that_cannot_be_is_refused(fast, phases, message):
     with pytest.raises(UserError, match=message):
-        Learner(fast, tuple(map(Phase, phases)))
+        Learner(fast, phases)
 
 
-def test_a_role_that_the_network_does_not_have_is_refused():
-    with pytest.raises(UserError, match=r"roles \['cnl'\], but the network has \['cln', 'fen'\]"):
-        tiny.parameters(tiny.network(Learner(("cnl",), (Phase("each"),))))
+@pytest.mark.parametrize("role", ["cnl", "attention"])  # no phase pools by attention
+def test_a_role_that_the_network_does_not_have_is_refused(role):
+    learner = Learner(("cln", role), (Phase("all"),))
+    expected = rf"roles \['{role}'\], but the network has \['cln', 'fen'\]"
+    with pytest.raises(UserError, match=expected):
+        tiny.parameters(tiny.network(learner))
 
 
 def test_no_step_at_all_is_refused():

@@ -466,6 +466,29 @@ def test_the_numbers_of_the_paper_lie_inside_a_figure_without_ours(monkeypatch):
         assert points == sum(len(line.paper) for line in lines)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda r: r["meta_test"].update(points=None),
+        lambda r: r["meta_test"].update(points=[]),
+        lambda r: r["meta_test"]["points"][0].update(accuracy=float("nan")),
+        lambda r: r["comparisons"][0]["points"][0].pop("runs"),
+        lambda r: r.update(comparisons=None),
+        lambda r: r.pop("clustering"),
+    ],
+)
+def test_damaged_results_are_left_out_and_said(stored, spoil):
+    path = stored / "omniglot" / "meml" / "seed0" / "results.json"
+    content = json.loads(path.read_text())
+    spoil(content)
+    path.write_text(json.dumps(content))
+    (stored / "omniglot" / "meml" / "seed1" / "embedding.json").write_text("[1]")
+    lines = []
+    found = comparison.read(stored / "omniglot", say=lines.append)
+    assert list(found["meml"]) == [1]
+    assert len(lines) == 1 and lines[0].startswith(f"left out: {path} (damaged")
+
+
 def test_points_of_an_earlier_version_are_left_out_and_said(stored, undrawn):
     path = stored / "omniglot" / "meml" / "seed0" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": 1}))
