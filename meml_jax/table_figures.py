@@ -47,12 +47,13 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             name = _head_name(lines, head)
             handles = _ours(ours, here, at, looks)
             handles |= _unlearned(ours, lines, at)
+            _say_if_empty(ours, "not measured")
             ours.set_title(name, loc="left")
             handles |= _paper(theirs, here, at, looks, handles)
             theirs.set_title("the paper", loc="left")
-            spots = _places(ours, at, at)
-            margin = (_is_curve(at) and 0.05 * np.ptp(spots)) or 0.5
-            for panel in (ours, theirs):  # neither may be empty
+            for panel in (ours, theirs):  # either may be empty
+                spots = _places(panel, at, at)
+                margin = (_is_curve(at) and 0.05 * np.ptp(spots)) or 0.5
                 panel.set_xlim(spots.min() - margin, spots.max() + margin)
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
@@ -126,10 +127,13 @@ def _paper(
             handle = ax.plot(x, [line.paper[place] for place in known], **look | style)[0]
             if line.title not in drawn:
                 handles[f"{line.title} (paper)"] = handle
-    if not ax.has_data():
-        _places(ax, at, at)
-        ax.text(0.5, 0.5, "not in the paper", ha="center", color=_GRAY, transform=ax.transAxes)
+    _say_if_empty(ax, "not in the paper")
     return handles
+
+
+def _say_if_empty(ax: Axes, text: str) -> None:
+    if not ax.has_data():
+        ax.text(0.5, 0.5, text, ha="center", color=_GRAY, transform=ax.transAxes)
 
 
 def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, Any]:
