@@ -59,30 +59,7 @@ from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, Split, UserError
 from meml_jax.workdir import fingerprint, open_workdir, record_config
 
-PLAIN: dict[str, Any] = {"embedding.whiten": 0.0, "embedding.normalize": False}
-PSEUDO_LABELS = PLAIN | {  # their codes are whitened and of length 1 already
-    "embedding.channels": 64,
-    "embedding.dim": 64,  # of 256 features: whitening all of them makes as much of the least
-    "embedding.batch_size": 256,
-    "embedding.round_steps": 300,  # a new head needs them to learn 1100 labels
-    "embedding.steps": 10_000,
-}
-ROWS: dict[str, dict[str, Any]] = {
-    "pixels": PLAIN | {"embedding.name": "pixels"},
-    "pca": PLAIN | {"embedding.name": "pca", "embedding.dim": 64},
-    "pca_whitened": PLAIN | {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
-    "random": PLAIN | {"embedding.name": "random", "embedding.channels": 64},
-    "acai": presets.ACAI | PLAIN,
-    "acai_half_whitened": presets.ACAI | {"embedding.whiten": 0.5},
-    "acai_whitened": presets.ACAI,
-    "acai_whitened_normalized": presets.ACAI | {"embedding.normalize": True},
-    "acai_ward": presets.ACAI | {"embedding.whiten": 0.5, "clustering.init": "ward"},
-    "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
-    "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
-    "contrastive": presets.CONTRASTIVE,
-    "contrastive_whitened": presets.CONTRASTIVE | {"embedding.whiten": 0.5},
-    "contrastive_ward": presets.CONTRASTIVE | {"embedding.whiten": 0.5, "clustering.init": "ward"},
-}
+ROWS = presets.EMBEDDINGS
 """What a row sets. Settings given on the command line hold for all rows, and before these."""
 
 NAMED_AFTER = (
@@ -151,7 +128,7 @@ def twin(config: Config, folder: Path) -> Path | None:
     """Find another row's folder with the same training, finished, whatever follows it."""
 
     def training(config: Config) -> Config:
-        return dataclasses.replace(override(config, PLAIN), clustering=Config().clustering)
+        return dataclasses.replace(override(config, presets.PLAIN), clustering=Config().clustering)
 
     for path in sorted(folder.parent.parent.glob("*/seed*/config.json")):
         with contextlib.suppress(UserError):
@@ -265,11 +242,10 @@ def compare(
     run.start_jax(config)
     dataset = run.load(config)
     for name, each in settings.items():
-        if each.embedding.name != "npz":
-            try:
-                embeddings.check(each.embedding, dataset.train.images)
-            except UserError as error:
-                raise UserError(f"row {name}: {error}") from None
+        try:
+            embeddings.check(each.embedding, dataset.train.images)
+        except UserError as error:
+            raise UserError(f"row {name}: {error}") from None
     for name, each in settings.items():
         say(f"== {name}")
         each = choices.complete(each, dataset, say)

@@ -22,6 +22,32 @@ CONTRASTIVE: dict[str, Any] = {  # beyond the paper; all that `ACAI` sets has an
     "embedding.normalize": True,
 }
 
+PLAIN: dict[str, Any] = {"embedding.whiten": 0.0, "embedding.normalize": False}
+PSEUDO_LABELS = PLAIN | {  # their codes are whitened and of length 1 already
+    "embedding.channels": 64,
+    "embedding.dim": 64,  # of 256 features: whitening all of them makes as much of the least
+    "embedding.batch_size": 256,
+    "embedding.round_steps": 300,  # a new head needs them to learn 1100 labels
+    "embedding.steps": 10_000,
+}
+EMBEDDINGS: dict[str, dict[str, Any]] = {
+    "pixels": PLAIN | {"embedding.name": "pixels"},
+    "pca": PLAIN | {"embedding.name": "pca", "embedding.dim": 64},
+    "pca_whitened": PLAIN | {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
+    "random": PLAIN | {"embedding.name": "random", "embedding.channels": 64},
+    "acai": ACAI | PLAIN,
+    "acai_half_whitened": ACAI | {"embedding.whiten": 0.5},
+    "acai_whitened": ACAI,
+    "acai_whitened_normalized": ACAI | {"embedding.normalize": True},
+    "acai_ward": ACAI | {"embedding.whiten": 0.5, "clustering.init": "ward"},
+    "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
+    "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
+    "contrastive": CONTRASTIVE,
+    "contrastive_whitened": CONTRASTIVE | {"embedding.whiten": 0.5},
+    "contrastive_ward": CONTRASTIVE | {"embedding.whiten": 0.5, "clustering.init": "ward"},
+}
+"""What a row of the table of `experiments/embeddings.py` sets, by its name."""
+
 OMNIGLOT: dict[str, Any] = ACAI | {
     "data.name": "omniglot",
     "clustering.num_clusters": 1100,

@@ -189,12 +189,11 @@ def train(
                     _check_parameters(state, wording)
                 if validate and validates:
                     metric = validate(devices.local(state, mesh))
+                told = {}
                 if step % config.log_every == 0 or last:
                     _check_alive(pending, step)
                     told = {f"train/{name}": np.mean(v) for name, v in pending.items() if v}
                     pending = {}
-                else:
-                    told = {}
                 if metric is not None:
                     told["validation/accuracy"] = metric
                 if told:
