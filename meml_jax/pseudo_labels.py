@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from meml_jax import balance, clustering, devices, embeddings, metrics, tasks
 from meml_jax.config import Config
 from meml_jax.files import write_json, write_npz
 from meml_jax.keys import key_for
-from meml_jax.types import Clusters, Dataset, TaskTable, UserError
+from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
 from meml_jax.workdir import fingerprint, load_product
-
-Report = Callable[[str], None]
 
 
 @devices.first_alone

@@ -16,7 +16,7 @@ from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
 from meml_jax.model import Model, make_model, restore_params
-from meml_jax.types import Dataset, Params, UserError
+from meml_jax.types import Dataset, Params, Report, UserError
 from meml_jax.workdir import fingerprint, load_product
 
 
@@ -51,7 +51,7 @@ def folder(config: Config, number: int, workdir: Path) -> Path:
     return workdir if number == config.clustering.rounds else workdir / f"round{number}"
 
 
-def embed(config: Config, dataset: Dataset, workdir: Path, say: stages.Report) -> np.ndarray | None:
+def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
     """Make the embeddings that the last round clusters, with all that lies before them.
 
     Returns:
@@ -82,7 +82,7 @@ def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | Non
 
 @devices.first_alone
 def _embed_again(
-    config: Config, dataset: Dataset, model: Model, before: Path, here: Path, say: stages.Report
+    config: Config, dataset: Dataset, model: Model, before: Path, here: Path, say: Report
 ) -> np.ndarray:
     """Embed by the FEN that was trained in the folder `before`; writes `embeddings.npz`."""
     # Whatever the meta-test takes: other test settings must not change what is trained.

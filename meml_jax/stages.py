@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ from meml_jax.files import write_atomic, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.model import Model, fresh_state, restore_params, train_call
-from meml_jax.types import Clusters, Dataset, Params, TrainState
+from meml_jax.types import Clusters, Dataset, Params, Report, TrainState
 from meml_jax.workdir import fingerprint
 
 STAGES = ("embed", "cluster", "train", "test", "report")
-Report = Callable[[str], None]
 
 
 def train(

@@ -21,6 +21,9 @@ Metrics = dict[str, Array]
 Encode = Callable[[np.ndarray], np.ndarray]
 """Pure: uint8 images [N, H, W, C] -> float32 embeddings [N, D]."""
 
+Report = Callable[[str], None]
+"""Prints a line."""
+
 Info = dict[str, Any]
 """Numbers by name, that say what an embedding is."""
 
