@@ -207,7 +207,7 @@ def trained(glyphs, tmp_path_factory):
 @pytest.mark.slow
 def test_training_reconstructs_and_interpolates(glyphs, trained):
     folder, encode, info = trained
-    assert set(info) == {*acai.METRICS, "seconds"}
+    assert set(info) == {*acai.METRICS, "seconds", "commit", "device"}
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     errors = [json.loads(line)["train/reconstruction"] for line in lines]
     assert errors[-1] < 0.6 * errors[0]
