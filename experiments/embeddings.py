@@ -51,7 +51,7 @@ from meml_jax import (
     table_report,
 )
 from meml_jax.config import Config
-from meml_jax.embeddings import get_fit
+from meml_jax.embeddings import get_embedding
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
 from meml_jax.settings import flatten, from_dict, override
@@ -93,7 +93,7 @@ def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
         raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
     if config.tasks.labels == "true":
         raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
-    get_fit(config.embedding.name)
+    get_embedding(config.embedding.name)
     return config
 
 

@@ -50,7 +50,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
         z, encode = split.embeddings, None
     else:
         key = key_for("embed", config.seed)
-        fit = embeddings.get_fit(config.embedding.name)
+        fit = embeddings.get_embedding(config.embedding.name).fit
         folder = workdir / "embedding"
         encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
         z = encode(split.images)

@@ -14,7 +14,7 @@ import tiny
 from meml_jax import checkpoints, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
-from meml_jax.embeddings import contrastive, fitting, get_fit
+from meml_jax.embeddings import contrastive, fitting, get_embedding
 from meml_jax.types import UserError
 
 SMALL = {"channels": 16, "steps": 60, "batch_size": 32, "learning_rate": 3e-3}
@@ -249,7 +249,7 @@ def test_photographs(glyphs):
 def test_every_fit_takes_the_same_arguments(glyphs, tmp_path):
     for name in ("pca", "pixels", "contrastive"):
         config = dataclasses.replace(settings(), name=name, dim=4)
-        encode, info = get_fit(name)(
+        encode, info = get_embedding(name).fit(
             glyphs[0], jax.random.key(0), config, checkpoint_dir=tmp_path / name, report=print
         )
         assert len(encode(glyphs[0][:3])) == 3 and all(np.isfinite(v) for v in info.values())

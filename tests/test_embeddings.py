@@ -21,7 +21,7 @@ def images(count=60, size=6, channels=1, seed=0):
 
 def fit(name, x, seed=0, **fields):
     config = EmbeddingConfig(name=name, **fields)
-    return embeddings.get_fit(name)(x, jax.random.key(seed), config)
+    return embeddings.get_embedding(name).fit(x, jax.random.key(seed), config)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -85,9 +85,9 @@ def test_pixels_are_the_images():
 
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match="'pac', expected one of .*'npz'.*did you mean 'pca'"):
-        embeddings.get_fit("pac")
+        embeddings.get_embedding("pac")
     with pytest.raises(UserError, match="expected one of") as error:
-        embeddings.get_fit("entirely_else")
+        embeddings.get_embedding("entirely_else")
     assert "did you mean" not in str(error.value)
 
 

@@ -60,7 +60,7 @@ def images():
 
 
 def fit(images, config, folder=None, seed=0, report=lambda line: None):
-    fit_ = EMBEDDINGS[config.name]
+    fit_ = EMBEDDINGS[config.name].fit
     return fit_(images, jax.random.key(seed), config, checkpoint_dir=folder, report=report)
 
 

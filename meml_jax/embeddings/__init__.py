@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,45 +20,58 @@ from meml_jax.embeddings import acai, contrastive, pca, pixels, random_fen, self
 from meml_jax.embeddings.whitening import fit_rescale, fit_whiten, l2_normalize
 from meml_jax.types import Encode, Info, UserError
 
-__all__ = ["EMBEDDINGS", "check", "fit_rescale", "fit_whiten", "get_fit", "l2_normalize", "version"]
+__all__ = [
+    "EMBEDDINGS",
+    "Embedding",
+    "check",
+    "fit_rescale",
+    "fit_whiten",
+    "get_embedding",
+    "l2_normalize",
+    "version",
+]
 
-EMBEDDINGS: dict[str, Callable[..., tuple[Encode, Info]]] = {
-    "pca": pca.fit,
-    "pixels": pixels.fit,
-    "random": random_fen.fit,
-    "acai": acai.fit,
-    "contrastive": contrastive.fit,
-    **dict.fromkeys(self_labelling.RULES, self_labelling.fit),
+
+class Embedding(NamedTuple):
+    """A row of `EMBEDDINGS`.
+
+    Attributes:
+      fit: as above.
+      check: (config, images uint8 [N, H, W, C]) raises UserError where `fit` would, for those who
+        want to know before hours go into something else.
+      version: raised when the same settings give something else; 1 stands in no fingerprint.
+    """
+
+    fit: Callable[..., tuple[Encode, Info]]
+    check: Callable[[EmbeddingConfig, np.ndarray], None] = lambda config, images: None
+    version: int = 1
+
+
+EMBEDDINGS = {
+    "pca": Embedding(pca.fit, pca.check),
+    "pixels": Embedding(pixels.fit),
+    "random": Embedding(random_fen.fit, random_fen.check),
+    "acai": Embedding(acai.fit, acai.check, version=2),  # 2: images in [-1, 1]
+    "contrastive": Embedding(contrastive.fit, contrastive.check),
+    "deepcluster": Embedding(self_labelling.fit, self_labelling.check),
+    "sela": Embedding(self_labelling.fit, self_labelling.check),
 }
-"""Add an embedding by adding its `fit` here."""
-
-CHECKS: dict[str, Callable[[EmbeddingConfig, np.ndarray], None]] = {
-    "pca": pca.check,
-    "random": random_fen.check,
-    "acai": acai.check,
-    "contrastive": contrastive.check,
-    **dict.fromkeys(self_labelling.RULES, self_labelling.check),
-}
-"""What each `fit` refuses, for those who want to know before hours go into something else."""
-
-VERSIONS = {"acai": 2}
-"""Of embeddings that the same settings once gave otherwise: 2, images in [-1, 1]."""
+"""Values of `embedding.name`; add an embedding by adding its row."""
 
 
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for an unknown embedding, or settings that do not go with the images."""
-    get_fit(config.name)
-    if config.name in CHECKS:
-        CHECKS[config.name](config, images)
+    get_embedding(config.name).check(config, images)
 
 
 def version(config: EmbeddingConfig) -> tuple[int, ...]:
     """What a fingerprint has beside the settings; nothing at the first version."""
-    return (VERSIONS[config.name],) if config.name in VERSIONS else ()
+    row = EMBEDDINGS.get(config.name)  # none: npz
+    return (row.version,) if row is not None and row.version > 1 else ()
 
 
-def get_fit(name: str) -> Callable[..., tuple[Encode, Info]]:
-    """Look an embedding up; raises UserError with the nearest name for an unknown one."""
+def get_embedding(name: str) -> Embedding:
+    """Look a row up; raises UserError with the nearest name for an unknown one."""
     if name not in EMBEDDINGS:
         nearest = difflib.get_close_matches(name, EMBEDDINGS, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
