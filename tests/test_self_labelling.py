@@ -247,8 +247,8 @@ def test_features_of_all_images_are_those_of_each(images, trained, monkeypatch, 
     monkeypatch.setattr(fitting, "CHUNK", 25)  # 60 are three chunks, the last one overlaps
     x = jnp.asarray(images[:count])
     one_by_one, together = (
-        jax.jit(functools.partial(f, config=settings()))(params, x)
-        for f in (self_labelling.features, self_labelling.all_features)
+        jax.jit(functools.partial(f, channels=settings().channels))(params, x)
+        for f in (alexnet.features, alexnet.all_features)
     )
     np.testing.assert_allclose(together, one_by_one, atol=1e-4)
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 
+from meml_jax.embeddings import fitting
 from meml_jax.layers import Conv
-from meml_jax.types import Array
+from meml_jax.meta_train import to_float
+from meml_jax.types import Array, Params
 
 # (width as a share of `channels`, kernel, stride, whether a max pooling follows): AlexNet with 5x5
 # in steps of 2 in place of 11x11 in steps of 4, and 3x3 in place of 5x5, for images of 84 pixels in
@@ -97,3 +102,23 @@ class AlexNet(nn.Module):
             x = nn.Dropout(DROPOUT, deterministic=not train)(nn.relu(x) if layer else x)
             x = nn.Dense(DENSE * self.channels)(x)
         return x
+
+
+def features(params: Params, images: Array, channels: int) -> Array:
+    """Compute the features [N, 4 * channels] of images uint8 [N, H, W, C], each by itself."""
+    variables = {"params": params["network"], "batch_stats": params["batch_stats"]}
+    result: Any = AlexNet(channels).apply(variables, to_float(images), train=False)
+    return result
+
+
+def all_features(params: Params, images: Array, channels: int) -> Array:
+    """Compute `features` of any number of images, `fitting.CHUNK` at a time."""
+    size = min(fitting.CHUNK, len(images))
+    chunks = -(-len(images) // size)
+
+    def body(i: Array, out: Array) -> Array:
+        start = jnp.minimum(i * size, len(images) - size)  # the last chunk overlaps the one before
+        part = features(params, lax.dynamic_slice_in_dim(images, start, size), channels)
+        return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
+
+    return lax.fori_loop(0, chunks, body, jnp.zeros((len(images), DENSE * channels)))

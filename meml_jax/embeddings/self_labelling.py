@@ -19,7 +19,7 @@ from jax import lax
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
-from meml_jax.embeddings import deepcluster, fitting, sela
+from meml_jax.embeddings import alexnet, deepcluster, fitting, sela
 from meml_jax.embeddings.alexnet import DENSE, AlexNet
 from meml_jax.embeddings.components import fit_whitening, normalize, whiten
 from meml_jax.meta_train import repeat, to_float
@@ -108,26 +108,6 @@ def sample(key: Array, table: TaskTable, batch_size: int) -> tuple[Array, Array]
     return table.index[table.start[labels] + place], labels
 
 
-def features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
-    """Compute the features [N, 4 * channels] of images uint8 [N, H, W, C], each by itself."""
-    variables = {"params": params["network"], "batch_stats": params["batch_stats"]}
-    result: Any = AlexNet(config.channels).apply(variables, to_float(images), train=False)
-    return result
-
-
-def all_features(params: Params, images: Array, config: EmbeddingConfig) -> Array:
-    """Compute `features` of any number of images, `fitting.CHUNK` at a time."""
-    size = min(fitting.CHUNK, len(images))
-    chunks = -(-len(images) // size)
-
-    def body(i: Array, out: Array) -> Array:
-        start = jnp.minimum(i * size, len(images) - size)  # the last chunk overlaps the one before
-        part = features(params, lax.dynamic_slice_in_dim(images, start, size), config)
-        return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
-
-    return lax.fori_loop(0, chunks, body, jnp.zeros((len(images), DENSE * config.channels)))
-
-
 def relabel(
     state: TrainState, images: Array, key: Array, rule: Rule, config: EmbeddingConfig
 ) -> TrainState:
@@ -145,7 +125,7 @@ def relabel(
     """
     assign_key, head_key = jax.random.split(jax.random.fold_in(key, state.step))
     params, opt_state = dict(state.params), dict(state.opt_state)
-    r = all_features(params, images, config)
+    r = alexnet.all_features(params, images, config.channels)
     embeddings = normalize(whiten(fit_whitening(r, config.dim), r))
     logits: Any = head(config).apply({"params": params["head"]}, nn.relu(r))
     labels = rule.assign(assign_key, embeddings, jax.nn.log_softmax(logits), config)
@@ -298,11 +278,12 @@ def fit(
 
     @jax.jit
     def whitening_of(params: Params, images: Array) -> Params:
-        return fit_whitening(all_features(params, images, config), config.dim)
+        return fit_whitening(alexnet.all_features(params, images, config.channels), config.dim)
 
     network = {role: params[role] for role in ("network", "batch_stats")}
     encoder = network | {"whitening": whitening_of(network, images)}
     encode = fitting.in_chunks(
-        lambda p, x: normalize(whiten(p["whitening"], features(p, x, config))), encoder
+        lambda p, x: normalize(whiten(p["whitening"], alexnet.features(p, x, config.channels))),
+        encoder,
     )
     return encode, info
