@@ -39,7 +39,7 @@ class Embedding(NamedTuple):
       fit: as above.
       check: (config, images uint8 [N, H, W, C]) raises UserError where `fit` would, for those who
         want to know before hours go into something else.
-      version: raised when the same settings give something else; 1 stands in no fingerprint.
+      version: that of the module, raised when the same settings give something else.
     """
 
     fit: Callable[..., tuple[Encode, Info]]
@@ -51,7 +51,7 @@ EMBEDDINGS = {
     "pca": Embedding(pca.fit, pca.check),
     "pixels": Embedding(pixels.fit),
     "random": Embedding(random_fen.fit, random_fen.check),
-    "acai": Embedding(acai.fit, acai.check, version=2),  # 2: images in [-1, 1]
+    "acai": Embedding(acai.fit, acai.check, acai.VERSION),
     "contrastive": Embedding(contrastive.fit, contrastive.check),
     "deepcluster": Embedding(self_labelling.fit, self_labelling.check),
     "sela": Embedding(self_labelling.fit, self_labelling.check),

@@ -29,6 +29,7 @@ from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState
 TRAINED_BY = (
     "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
 )  # fmt: skip
+VERSION = 2  # images in [-1, 1]; in [0, 1] at first
 METRICS = ("loss", "reconstruction", "fooling", "critic")
 
 
@@ -175,7 +176,8 @@ def fit(
         images,
         key,
         config,
-        name="acai, images in [-1, 1]",
+        name="acai",
+        version=VERSION,
         trained_by=TRAINED_BY,
         loss="autoencoder's loss",
         checkpoint_dir=checkpoint_dir,

@@ -52,6 +52,7 @@ def train(
     config: EmbeddingConfig,
     *,
     name: str,
+    version: int = 1,
     trained_by: tuple[str, ...],
     loss: str,
     checkpoint_dir: Path | None,
@@ -67,6 +68,7 @@ def train(
       key: random key.
       config: `steps`, `checkpoint_every` and what is in `trained_by`.
       name: of the embedding.
+      version: raised when the same settings give other parameters.
       trained_by: fields of `config` that the trained parameters depend on.
       loss: its name.
       checkpoint_dir: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`; None: nothing is
@@ -86,6 +88,7 @@ def train(
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     identity = [name, settings, images, np.asarray(jax.random.key_data(key))]
     # A precision at its default is not in it, so what an earlier version trained is found.
+    identity += [version] * (version > 1)
     identity += [precision] if precision not in (None, Config().precision) else []
     schedule = TrainConfig(
         steps=config.steps,
@@ -117,7 +120,7 @@ def train(
             )
     record = records[-1]
     last = {k.removeprefix("train/"): v for k, v in record.items() if k.startswith("train/")}
-    made = {name: summary[name] for name in ("seconds", "commit", "device")}
+    made = {field: summary[field] for field in ("seconds", "commit", "device")}
     return state.params, last | made
 
 
