@@ -183,6 +183,7 @@ def test_each_rule_labels_by_its_own_law(trained):
         assert table.size.sum() == 60
     assert set(np.asarray(tables["sela"].size)) == {8, 9}  # 60 images, 7 labels
     assert trained("sela")[1][1]["largest"] == 9
+    assert 0 < trained("sela")[1][1]["marginal_error"] <= 0.01
     assert np.ptp(tables["deepcluster"].size) > 1
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings.kmeans import kmeans
-from meml_jax.types import Array
+from meml_jax.types import Array, Metrics
 
 
-def assign(key: Array, embeddings: Array, scores: Array, config: EmbeddingConfig) -> Array:
+def assign(
+    key: Array, embeddings: Array, scores: Array, config: EmbeddingConfig
+) -> tuple[Array, Metrics]:
     """Label images by k-means on their whitened and normalised features.
 
     Args:
@@ -17,7 +19,7 @@ def assign(key: Array, embeddings: Array, scores: Array, config: EmbeddingConfig
       config: `num_pseudo_labels`.
 
     Returns:
-      int32 [N].
+      (int32 [N], nothing more).
     """
     del scores
-    return kmeans(key, embeddings, num_clusters=config.num_pseudo_labels)[0]
+    return kmeans(key, embeddings, num_clusters=config.num_pseudo_labels)[0], {}

@@ -7,6 +7,7 @@ import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +87,7 @@ def train(
     fresh_state = functools.partial(jax.jit(init_state), init_key)
     settings = [getattr(config, field) for field in trained_by]
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    identity = [name, settings, images, np.asarray(jax.random.key_data(key))]
+    identity: list[Any] = [name, settings, images, np.asarray(jax.random.key_data(key))]
     # A precision at its default is not in it, so what an earlier version trained is found.
     identity += [version] * (version > 1)
     identity += [precision] if precision not in (None, Config().precision) else []

@@ -62,7 +62,8 @@ def fit(
 
     def encode(images: np.ndarray) -> np.ndarray:
         starts = range(0, len(images), CHUNK)
-        parts = [model.transform(flat(images[start : start + CHUNK])) for start in starts]
+        with threadpool_limits(1):
+            parts = [model.transform(flat(images[start : start + CHUNK])) for start in starts]
         return np.concatenate(parts).astype(np.float32)
 
     info: Info = {"explained_variance": float(model.explained_variance_ratio_.sum())}

@@ -31,18 +31,21 @@ class Rule(NamedTuple):
     """How a method makes its pseudo-labels.
 
     Attributes:
-      assign: (key, embeddings [N, dim], log-probabilities [N, K], config) -> int32 [N].
+      assign: (key, embeddings [N, dim], log-probabilities [N, K], config) -> (labels int32 [N],
+        Metrics [] by the names in `metrics`).
       resets_head: whether the classifier is drawn anew with the labels, because label c of one
         round has nothing to do with label c of the next.
+      metrics: what `assign` tells beside the labels, recorded until the next round.
     """
 
-    assign: Callable[[Array, Array, Array, EmbeddingConfig], Array]
+    assign: Callable[[Array, Array, Array, EmbeddingConfig], tuple[Array, Metrics]]
     resets_head: bool
+    metrics: tuple[str, ...] = ()
 
 
 RULES = {
     "deepcluster": Rule(deepcluster.assign, resets_head=True),
-    "sela": Rule(sela.assign, resets_head=False),
+    "sela": Rule(sela.assign, resets_head=False, metrics=("marginal_error",)),
 }
 """Values of `embedding.name` that `fit` takes."""
 
@@ -65,7 +68,8 @@ def init_state(
     """Draw the network and the head at random; no image has a pseudo-label yet.
 
     The state holds all that a resumed training needs: params {'network', 'batch_stats', 'head',
-    'clusters'}, of which the last is the TaskTable of the current pseudo-labels.
+    'clusters'}, of which the last is the TaskTable of the current pseudo-labels, and the rule's
+    metrics of the last round.
     """
     network_key, head_key = jax.random.split(key)
     module = AlexNet(config.channels)
@@ -78,6 +82,7 @@ def init_state(
         "head": head(config).init(head_key, features)["params"],
         "clusters": tabulate(jnp.zeros((num_images,), jnp.int32), config.num_pseudo_labels),
     }
+    params |= {name: jnp.zeros(()) for name in RULES[config.name].metrics}
     tx = fitting.optimizer(config)
     opt_state = {role: tx.init(params[role]) for role in OPTIMIZED}
     return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
@@ -121,15 +126,15 @@ def relabel(
       config: settings.
 
     Returns:
-      The state with other 'clusters' and, if the rule says so, with a new 'head'.
+      The state with other 'clusters' and metrics and, if the rule says so, with a new 'head'.
     """
     assign_key, head_key = jax.random.split(jax.random.fold_in(key, state.step))
     params, opt_state = dict(state.params), dict(state.opt_state)
     r = alexnet.all_features(params, images, config.channels)
     embeddings = normalize(whiten(fit_whitening(r, config.dim), r))
     logits: Any = head(config).apply({"params": params["head"]}, nn.relu(r))
-    labels = rule.assign(assign_key, embeddings, jax.nn.log_softmax(logits), config)
-    params["clusters"] = tabulate(labels, config.num_pseudo_labels)
+    labels, told = rule.assign(assign_key, embeddings, jax.nn.log_softmax(logits), config)
+    params |= {"clusters": tabulate(labels, config.num_pseudo_labels), **told}
     if rule.resets_head:
         params["head"] = head(config).init(head_key, r[:1])["params"]
         # At the full learning rate, or it would learn less and less of each round's labels.
@@ -177,9 +182,10 @@ def make_train_call(
             trained[role] = optax.apply_updates(trained[role], updates)
         params = state.params | trained | {"batch_stats": batch_stats}
         sizes = {"clusters": jnp.sum(table.size > 0), "largest": jnp.max(table.size)}
-        return TrainState(state.step + 1, params, opt_state), metrics | sizes
+        told = {name: state.params[name] for name in rule.metrics}
+        return TrainState(state.step + 1, params, opt_state), metrics | sizes | told
 
-    names = ("loss", "accuracy", "clusters", "largest")
+    names = ("loss", "accuracy", "clusters", "largest", *rule.metrics)
     several_steps = repeat(step, names, steps_per_call=fitting.STEPS_PER_CALL)
 
     def train_call(
