@@ -51,7 +51,6 @@ from meml_jax import (
     table_report,
 )
 from meml_jax.config import Config
-from meml_jax.embeddings import get_embedding
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
 from meml_jax.settings import flatten, from_dict, override
@@ -84,7 +83,7 @@ def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
     """Return the settings of a row: of the file, of the row, then those `given` by the user.
 
     Raises:
-      UserError: no such row, an embedding that is not there, or settings that no row has.
+      UserError: no such row, or settings that no row has.
     """
     if row not in ROWS:
         raise UserError(f"--rows has {row!r}, expected some of {', '.join(ROWS)}")
@@ -93,7 +92,6 @@ def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
         raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
     if config.tasks.labels == "true":
         raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
-    get_embedding(config.embedding.name)
     return config
 
 
@@ -151,7 +149,7 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
         record_config(folder, config)  # what the training there has, for `twin`
         clusters = pseudo_labels.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
-        others = load_npz(first / "embeddings.npz").get("validation", z[:0])  # not in older ones
+        others = load_npz(folder / "embeddings.npz")["validation"]
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
         figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
@@ -244,6 +242,7 @@ def compare(
     for name, each in settings.items():
         try:
             embeddings.check(each.embedding, dataset.train.images)
+            clustering.check(each.clustering, len(dataset.train.images))
         except UserError as error:
             raise UserError(f"row {name}: {error}") from None
     for name, each in settings.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ SAMPLE = 20_000  # rows on which mini-batch k-means is judged
 MIN_GAIN = 1e-3  # relative gain on them under which another pass is not worth its time
 
 INITS = ("k-means++", "ward")
-WARD_ROWS = 50_000  # their distances take 10 GB
+WARD_ROWS = 30_000  # their distances take 7 GB
 
 AGREEMENT = ("purity", "nmi", "adjusted_rand")
 
@@ -105,7 +104,7 @@ def cluster(
     Runs on one thread: sums of several threads add up in any order, and the same seed shall give
     the same labels everywhere. Beyond the embeddings themselves it takes memory for one more copy
     of them up to `minibatch_above` rows, and for a few batches above; with `init='ward'` for
-    N^2 / 2 distances of 8 bytes.
+    N^2 distances of 8 bytes, those of all pairs and a copy that it merges in.
 
     `init='ward'` starts from the means of the k clusters that Ward's method (1963) ends with: of
     all pairs it merges, again and again, the one that adds least to the inertia. With many clusters
@@ -173,16 +172,18 @@ def _mini_batch_k_means(
     rng = np.random.default_rng(seed)
     sample = embeddings[np.sort(rng.choice(count, min(count, SAMPLE), replace=False))]
     starts: list[tuple[float, int, MiniBatchKMeans]] = []
+    total = config.num_init * config.max_iter * count
     for start in range(config.num_init):
         model = MiniBatchKMeans(
-            k, batch_size=batch, n_init=1, random_state=seed + start, compute_labels=False
+            k, batch_size=batch, n_init=1, random_state=_seed_of(seed, start), compute_labels=False
         )
         before, passes = np.inf, 0
         while passes < config.max_iter:
             order = rng.permutation(count)
             for done in range(0, count, batch):
                 model.partial_fit(embeddings[order[done : done + batch]])
-                progress(passes * count + min(done + batch, count), config.max_iter * count)
+                before_it = (start * config.max_iter + passes) * count
+                progress(before_it + min(done + batch, count), total)
             passes += 1
             inertia = -float(model.score(sample))
             if inertia > (1 - MIN_GAIN) * before:
@@ -190,11 +191,17 @@ def _mini_batch_k_means(
             before = inertia
         starts.append((inertia, passes, model))
     _, passes, model = min(starts, key=lambda start: start[0])
-    labels, total = np.empty(count, np.int32), 0.0
-    for start, part in zip(itertools.count(0, ROWS), _parts(embeddings), strict=False):
-        labels[start : start + ROWS] = own = model.predict(part)
-        total += float(np.sum((part - model.cluster_centers_[own]) ** 2, dtype=np.float64))
-    return labels, passes, total
+    progress(total, total)  # whatever it stopped before
+    labels, inertia = np.empty(count, np.int32), 0.0
+    for i, part in enumerate(_parts(embeddings)):
+        labels[i * ROWS : (i + 1) * ROWS] = own = model.predict(part)
+        inertia += float(np.sum((part - model.cluster_centers_[own]) ** 2, dtype=np.float64))
+    return labels, passes, inertia
+
+
+def _seed_of(seed: int, start: int) -> int:
+    """Seed of one of several starts, far from those of other seeds; the first has the seed."""
+    return seed if start == 0 else int(np.random.SeedSequence([seed, start]).generate_state(1)[0])
 
 
 def _parts(embeddings: np.ndarray) -> list[np.ndarray]:

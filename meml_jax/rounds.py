@@ -94,9 +94,13 @@ def _embed_again(
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
-    z = np.asarray(heads.encode(params, split.images, network=model.network))
+    z, others = (
+        np.asarray(heads.encode(params, images, network=model.network))
+        for images in (split.images, dataset.validation.images)
+    )
     clustering.check_embeddings(z, ids=split.ids)
-    z = embeddings.fit_rescale(z, settings)(z)
-    write_npz(path, ids=split.ids, embeddings=z, fingerprint=wanted)
+    rescale = embeddings.fit_rescale(z, settings)
+    z, others = rescale(z), rescale(others) if len(others) else others
+    write_npz(path, ids=split.ids, embeddings=z, validation=others, fingerprint=wanted)
     say(f"embed: meta-trained FEN, {z.shape[0]} x {z.shape[1]}")
     return z

@@ -38,7 +38,7 @@ def fingerprint(*parts: Any) -> str:
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+            return hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
         if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
             values = {f.name: getattr(value, f.name) for f in fields}

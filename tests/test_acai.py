@@ -14,7 +14,7 @@ import tiny
 from meml_jax import checkpoints, convolution, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
-from meml_jax.embeddings import acai, autoencoder
+from meml_jax.embeddings import acai, autoencoder, fitting
 from meml_jax.types import UserError
 
 SHAPE = (7, 7, 1)  # every fourth pixel: 8x8 after padding, a code of 4x4x2
@@ -195,6 +195,35 @@ def test_the_stem_is_two_convolutions():
 
 
 # Training.
+
+
+def test_a_step_has_the_settings_and_alpha_up_to_a_half(glyphs, monkeypatch):
+    def recorded(params, images, alpha, *, model, mix, weight):
+        assert images.shape == (8, 8, 8, 1) and alpha.shape == (8,)
+        told = {"loss": alpha.min(), "reconstruction": alpha.max(), "fooling": weight}
+        return 0.0 * jax.tree.leaves(params)[0].sum(), told | {"critic": jnp.asarray(mix)}
+
+    monkeypatch.setattr(acai, "losses", recorded)
+    config = settings(critic_mix=0.1, critic_weight=0.7)
+    state = jax.jit(lambda key: acai.init_state(key, SHAPE, config))(jax.random.key(0))
+    call = jax.jit(acai.make_train_call(config, SHAPE))
+    _, told = call(state, jnp.int32(10), jnp.asarray(glyphs), jax.random.key(1))
+    assert 0 <= told["loss"].min() < 0.02 and 0.48 < told["reconstruction"].max() <= 0.5
+    assert len(set(np.asarray(told["loss"]).tolist())) == 10  # other ones in each step
+    np.testing.assert_allclose(told["fooling"], 0.7, rtol=1e-6)
+    np.testing.assert_allclose(told["critic"], 0.1, rtol=1e-6)
+
+
+def test_the_encoder_knows_neither_order_nor_number(glyphs, monkeypatch):
+    monkeypatch.setattr(fitting, "CHUNK", 5)
+    model = autoencoder.make_model(settings(), SHAPE)
+    encode = fitting.in_chunks(
+        lambda p, x: model.encode(p, autoencoder.prepare(x, 1)).reshape(len(x), -1),
+        jax.jit(model.init)(jax.random.key(0)),
+    )
+    whole, order = encode(glyphs), np.random.default_rng(1).permutation(len(glyphs))
+    np.testing.assert_array_equal(encode(glyphs[order]), whole[order])
+    np.testing.assert_array_equal(np.concatenate([encode(glyphs[:3]), encode(glyphs[3:])]), whole)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The k-means stage: what goes in is refused or clustered, what comes out is canonical."""
 
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -118,7 +119,11 @@ def test_progress_of_mini_batches():
     settings = ClusteringConfig(num_clusters=10, minibatch_above=100, max_iter=3)
     _, info = clustering.cluster(points, settings, seed=0, progress=lambda *p: seen.append(p))
     first = [(4096, 27000), (8192, 27000), (9000, 27000)]
-    assert seen[:3] == first and len(seen) == 3 * info.iterations
+    assert seen[:3] == first and len(seen) == 3 * info.iterations + 1
+    seen.clear()
+    settings = dataclasses.replace(settings, num_init=2)
+    clustering.cluster(points, settings, seed=2**32 - 1, progress=lambda *p: seen.append(p))
+    assert seen == sorted(seen) and seen[-1] == (54000, 54000)  # both starts have one bar
 
 
 def test_a_large_set_takes_little_memory_beside_itself():

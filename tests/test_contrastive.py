@@ -252,4 +252,6 @@ def test_every_fit_takes_the_same_arguments(glyphs, tmp_path):
         encode, info = get_embedding(name).fit(
             glyphs[0], jax.random.key(0), config, checkpoint_dir=tmp_path / name, report=print
         )
-        assert len(encode(glyphs[0][:3])) == 3 and all(np.isfinite(v) for v in info.values())
+        assert len(encode(glyphs[0][:3])) == 3 and all(
+            np.isfinite(v) for v in info.values() if not isinstance(v, str)
+        )

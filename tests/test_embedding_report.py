@@ -47,13 +47,11 @@ def clusters(labels):
     return Clusters(labels.astype(np.int32), empty, np.unique(labels), {}, "")
 
 
-def test_nearest_by_hand(monkeypatch):
+def test_nearest_by_hand():
     z = np.array([[0.0, 0], [3, 0], [1, 0], [0, 2], [10, 10], [0, 1]], np.float32)
     expected = [[2, 5, 3], [2, 0, 5]]
-    for rows in (1000, 2):
-        monkeypatch.setattr(embedding_report, "ROWS", rows)
-        found = embedding_report.nearest(z, np.array([0, 1]), 3)
-        np.testing.assert_array_equal(found, expected)
+    found = embedding_report.nearest(z, np.array([0, 1]), 3)
+    np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(embedding_report.nearest(z, np.array([4]), 5)[0, -1], 0)
 
 
@@ -68,12 +66,17 @@ def test_rows_of_the_map():
     assert len(alone) == 3
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 3), (3, 3), (4, 3), (12, 1)])
-def test_the_perplexity_adapts_to_the_number(count, dim):
+@pytest.mark.parametrize(("count", "dim"), [(1, 3), (3, 3), (4, 3), (12, 1), (100, 3)])
+def test_the_perplexity_adapts_to_the_number(count, dim, monkeypatch):
+    seen, tsne = [], embedding_report.TSNE
+    monkeypatch.setattr(
+        embedding_report, "TSNE", lambda **kw: seen.append(kw["perplexity"]) or tsne(**kw)
+    )
     z = np.random.default_rng(0).normal(size=(count, dim)).astype(np.float32)
     points = embedding_report.project(z, seed=0)
     assert points.shape == (count, 2) and np.isfinite(points).all()
     np.testing.assert_array_equal(points, embedding_report.project(z, seed=0))
+    assert seen == ([] if count < 4 else [pytest.approx(min(30, (count - 1) / 3))] * 2)
 
 
 def test_the_map_keeps_groups_together():

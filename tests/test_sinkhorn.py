@@ -91,7 +91,6 @@ def test_it_stops_where_it_is_told_and_where_scores_are_no_numbers():
     assert find(scores, sharpness=25.0)[1].iterations == 0
 
 
-@pytest.mark.slow
 def test_the_plan_is_that_of_ott():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of jaxopt, which it imports

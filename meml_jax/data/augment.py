@@ -33,7 +33,11 @@ class DrawingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PhotoConfig:
-    """How far the views of a photograph go; `Chen et al. 2020`, appendix A, at half strength."""
+    """How far the views of a photograph go; colours: Chen et al. 2020, appendix A, strength 0.5.
+
+    Differs from them: the smallest cut is 0.2 of the image, theirs 0.08; the changes of colour have
+    one order, theirs a random one; no blur, which images this small do not need.
+    """
 
     area: float = 0.2  # smallest share of the image that is cut out; 1: all of it
     aspect: float = 4 / 3  # largest ratio of the sides, as a factor; 1: as the image

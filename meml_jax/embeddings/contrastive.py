@@ -156,7 +156,8 @@ def fit(
 
     Differs from Chen et al.: the projection has 128 hidden units whatever D is, theirs as many as
     there are features; Adam with a cosine in place of LARS with a warm-up and weight decay; views
-    of drawings are maps and strokes (`augment.DrawingConfig`), not crops and colours.
+    of drawings are maps and strokes (`augment.DrawingConfig`), not crops and colours, and those of
+    photographs milder than theirs (`augment.PhotoConfig`).
     """
     check(config, images)
     init = functools.partial(init_state, image_shape=images.shape[1:], config=config)

@@ -259,11 +259,13 @@ def fit(
         not finite.
       training.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
-    Differs from Caron et al. and Asano et al.: the network is sized for small images (`alexnet`),
-    both methods see a Sobel filter, and SeLa has one head, whole balanced labels, first ones of the
-    untrained head in place of random ones, and rounds of one length where theirs grow longer. Adam
-    in place of SGD: a round has hundreds of steps here and thousands there, and at SGD's 0.05 the
-    loss on 256 labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
+    Differs from Caron et al. and Asano et al.: the network is sized for small images
+    (`alexnet`), both methods see a Sobel filter, pooling has windows of 2x2
+    (`alexnet.max_pool`), the learning rate of a new head starts anew while the network's falls,
+    and SeLa has one head, whole balanced labels, first ones of the untrained head in place of
+    random ones, and rounds of one length where theirs grow longer. Adam in place of SGD: a
+    round has hundreds of steps here and thousands there, and at SGD's 0.05 the loss on 256
+    labels was 5.52 after 80 steps (64 channels), where chance is 5.55.
     """
     check(config, images)
     init = functools.partial(
