@@ -93,11 +93,16 @@ def test_each_round_clusters_what_the_one_before_has_trained(done):
         model.network.encode(params, dataset.train.images[:5] / np.float32(255))
     )
     with np.load(workdir / "embeddings.npz") as stored:
-        again, ids = stored["embeddings"], stored["ids"]
+        again, ids, others = (stored[key] for key in ("embeddings", "ids", "validation"))
     expected = l2_normalize(np.asarray(features))  # as the quickstart asks for
     np.testing.assert_allclose(again[:5], expected, atol=1e-4)
     np.testing.assert_array_equal(ids, dataset.train.ids)
     assert again.shape == (400, 4) and z.shape == (400, 64)
+    of_others = model.network.activate(
+        model.network.encode(params, dataset.validation.images[:5] / np.float32(255))
+    )
+    assert len(others) == len(dataset.validation.images)
+    np.testing.assert_allclose(others[:5], l2_normalize(np.asarray(of_others)), atol=1e-4)
     with np.load(workdir / "tasks.npz") as last, np.load(first / "tasks.npz") as before:
         assert (last["labels"] != before["labels"]).any()
 
