@@ -36,10 +36,11 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
     "pca_whitened": PLAIN | {"embedding.name": "pca", "embedding.dim": 64, "embedding.whiten": 1.0},
     "random": PLAIN | {"embedding.name": "random", "embedding.channels": 64},
     "acai": ACAI | PLAIN,
-    "acai_half_whitened": ACAI | {"embedding.whiten": 0.5},
+    "acai_half_whitened": ACAI | {"embedding.whiten": 0.5, "embedding.normalize": True},
     "acai_whitened": ACAI,
     "acai_whitened_normalized": ACAI | {"embedding.normalize": True},
-    "acai_ward": ACAI | {"embedding.whiten": 0.5, "clustering.init": "ward"},
+    "acai_ward": ACAI
+    | {"embedding.whiten": 0.5, "embedding.normalize": True, "clustering.init": "ward"},
     "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
     "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
     "contrastive": CONTRASTIVE,
