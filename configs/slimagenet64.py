@@ -31,6 +31,8 @@ VALUES = {
     "embedding.round_steps": 560,
     "embedding.checkpoint_every": 1_000,
     "clustering.num_clusters": 1600,
+    "tasks.min_used": 10,
+    "tasks.max_size": 30,
     "train.steps": 200_000,
     "train.validate_every": 5_000,
     "test.num_classes": (5, 10, 20, 30, 40, 50),
@@ -38,7 +40,6 @@ VALUES = {
 
 SMALL = SMOKE_PCA | {
     "clustering.num_clusters": 20,
-    "tasks.max_size": 30,
     "test.num_classes": (2, 5),
 }
 

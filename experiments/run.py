@@ -101,16 +101,16 @@ def load(config: Config) -> Dataset:
 PRODUCTS = {"test": ("results.json",)} | dict.fromkeys(
     ("report", "all"), ("results.json", "report.md")
 )
-Around = Callable[[str], contextlib.AbstractContextManager[None]]
+Around = Callable[[str, str], contextlib.AbstractContextManager[None]]
 
 
 def run(
     config: Config,
     workdir: Path,
     last: str,
-    around: Around = lambda stage: contextlib.nullcontext(),
+    around: Around = lambda stage, images: contextlib.nullcontext(),
 ) -> None:
-    """Do the stages up to `last`, each within `around(stage)`."""
+    """Do the stages up to `last`, each within `around(stage, digest of the data set)`."""
     checks.before_loading(config)
     devices.connect()
     start_jax(config)
@@ -149,17 +149,18 @@ def sum_up(config: Config, dataset: Dataset, workdir: Path, *, report: bool) -> 
 def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around: Around) -> None:
     """Do the stages up to `last` in a workdir of this run's own."""
     count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
-    with around("embed"):
+    images = dataset.content_hash
+    with around("embed", images):
         z = rounds.embed(config, dataset, workdir, say)
     if count == 1:
         return
-    with around("cluster"):
+    with around("cluster", images):
         clusters = pseudo_labels.cluster(config, dataset, z, workdir, say)
     if count == 2:
         return
     model = make_model(config, dataset, clusters)
     fen = rounds.initial_fen(config, dataset, workdir)
-    with around("train"):
+    with around("train", images):
         summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
     if count == 3:
         return
@@ -180,13 +181,13 @@ def judge(
     report: bool,
 ) -> None:
     """Test what was trained, and report on it, on the devices of the first process."""
-    with around("test"):
+    with around("test", dataset.content_hash):
         results = stages.test(
             config, dataset, clusters, model, workdir, say, meta_train_summary=summary
         )
     if not report:
         return
-    with around("report"):
+    with around("report", dataset.content_hash):
         path = stages.write_report(config, dataset, clusters, model, workdir, results, z=z)
     say(f"report: {path}")
 

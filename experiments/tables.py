@@ -132,6 +132,7 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
     """
     results, left, failed = expand_home(FLAGS.results), dict(runs), []
     put_off: set[tuple[str, int]] = set()
+    others: list[tuple[str, int]] = []
     while left:
         row, seed = name = next(iter(left))
         config, workdir = left.pop(name), workdir_of(*name)
@@ -142,6 +143,7 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
                 continue
             if not ours:
                 say(f"== {title}: another process is at it")
+                others.append(name)
                 continue
             if name not in put_off and sharing.busy(config, workdir, results):
                 say(f"== {title}: later, another process makes what it needs")
@@ -151,10 +153,16 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
             say(f"== {title}: {workdir}")
             try:
                 do(config, workdir, results)
-            except UserError as error:
-                say(f"error: {title}: {error}")
-                failed.append(f"{title}: {error}")
+            except (UserError, OSError, jax.errors.JaxRuntimeError) as error:
+                # Where the device's memory does not hold one row it may hold the next.
+                kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                message = f"{title}: {kind}{str(error).partition(chr(10))[0]}"
+                say(f"error: {message}")
+                failed.append(message)
         write_report(table)
+    for row, seed in others:
+        if not finished(runs[row, seed], workdir_of(row, seed)):
+            say(f"== {row}, seed {seed}: still with another process; the same command looks again")
     return failed
 
 

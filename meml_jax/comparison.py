@@ -127,7 +127,7 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     """Bring the points of several seeds together as `seeds.combine_points` does.
 
     The interval is that of a new seed; where there are fewer than `SEEDS_FOR_INTERVAL`, that over
-    all runs, of the mean of these very seeds.
+    the runs of each, of the mean of these very seeds.
 
     Args:
       points: entries of `points` in results.json, of one number of classes.
@@ -136,7 +136,7 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     point = points[0] if len(points) == 1 else combine_points(points)
     runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
     few = 1 < len(points) < SEEDS_FOR_INTERVAL
-    half = float((point["pooled"] if few else point)["ci95"])
+    half = float((point["within_seeds"] if few else point)["ci95"])
     return Cell(float(point["accuracy"]), half, runs, chance, means)
 
 
@@ -212,7 +212,7 @@ def _of_row(
                 published.get(title, {}) if head in row.lines else {},
                 _cells(results, head),
                 tuple(seeds),
-                None if baseline else int(test["checkpoint_step"]),
+                None if baseline else int(results[0]["meta_train"]["steps"]),
                 results,
             )
             lines.append(line)
@@ -238,12 +238,13 @@ def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
 
 
 def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """Group seeds by all other settings that a number depends on."""
+    """Group seeds by all else that a number depends on: other settings, and the images."""
     groups: dict[str, list[int]] = {}
     for seed, results in sorted(runs.items()):
         values = flatten(from_dict(results["config"]))
         values = {k: v for k, v in values.items() if k != "seed" and k not in PLACES}
-        groups.setdefault(fingerprint(values), []).append(seed)
+        images = [results.get(name) for name in ("content_hash", "test_hash", "note")]
+        groups.setdefault(fingerprint(values, images), []).append(seed)
     return list(groups.values())
 
 

@@ -124,12 +124,12 @@ def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
         (f"seed {seed}", [percent(point["seed_accuracies"][i]) for point in points])
         for i, seed in enumerate(seeds)
     ]
-    pooled = [percent(point["pooled"]["ci95"]) for point in points]
+    within = [percent(point["within_seeds"]["ci95"]) for point in points]
     return [
         f"These are means over {len(seeds)} seeds of the mean over runs, with intervals over seeds "
-        "(Student's t). Each seed's result, and half the width of the interval over all runs as if "
-        "they were independent, which holds for the mean of these very seeds only:",
-        _table(at, [*rows, ("± over runs", pooled)]),
+        "(Student's t). Each seed's result, and half the width of the interval over the runs of "
+        "each, which holds for the mean of these very seeds only:",
+        _table(at, [*rows, ("± over runs", within)]),
     ]
 
 

@@ -1,7 +1,8 @@
 """Products that several workdirs have in common: made once, copied by the others.
 
-Nothing rests on the copy: a stage looks at the fingerprint of what it finds, as always, and makes
-anew what does not fit.
+Nothing rests on the copy: embeddings and clusters have the fingerprint of what they were made from,
+and are made anew where it is another one. A training is not, it would be refused; so it is copied
+only where clusters and images are the same too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from meml_jax import embeddings, learners, rounds
 from meml_jax.config import Config
-from meml_jax.files import lock, read_json, writing
+from meml_jax.files import load_npz, lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
 from meml_jax.workdir import TRAINING, fingerprint
@@ -65,12 +66,19 @@ def busy(config: Config, workdir: Path, results: Path) -> bool:
 
 @contextlib.contextmanager
 def around(
-    stage: str, *, config: Config, workdir: Path, results: Path, say: Callable[[str], None]
+    stage: str,
+    images: str,
+    *,
+    config: Config,
+    workdir: Path,
+    results: Path,
+    say: Callable[[str], None],
 ) -> Iterator[None]:
     """Enclose a stage: copy its product from a finished sibling, keep others from making it too.
 
     Args:
       stage: name of the stage.
+      images: digest of the data set, `Dataset.content_hash`.
       config: settings of the run.
       workdir: of the run, claimed by this process.
       results: folder with the workdirs at RESULTS/TABLE/ROW/seed*.
@@ -85,13 +93,13 @@ def around(
         if not stack.enter_context(lock(path)):
             say(f"{stage}: another process is making the same; waits for it")
             stack.enter_context(lock(path, wait=True))
-        if (source := find(stage, config, workdir, results)) is not None:
+        if (source := find(stage, images, config, workdir, results)) is not None:
             say(f"{stage}: copies from {source}")
             _copy(stage, config, source, workdir)
         yield
 
 
-def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | None:
+def find(stage: str, images: str, config: Config, workdir: Path, results: Path) -> Path | None:
     """Return another workdir in which a stage with the same settings is finished, or None."""
     wanted = key(stage, config)
     for path in sorted(results.glob("*/*/seed*/config.json")):
@@ -101,11 +109,22 @@ def find(stage: str, config: Config, workdir: Path, results: Path) -> Path | Non
         # A training has ended once it was tested; its config may since have got more steps.
         found = [read_json(path)]
         if stage == "train":
-            results = read_json(other / "results.json")
-            found += [results.get("config") if isinstance(results, dict) else None]
+            tested = read_json(other / "results.json")
+            if not isinstance(tested, dict) or tested.get("content_hash") != images:
+                continue
+            if _clusters(other) != _clusters(workdir):
+                continue
+            found.append(tested.get("config"))
         with contextlib.suppress(UserError):
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other
+    return None
+
+
+def _clusters(workdir: Path) -> str | None:
+    """Fingerprint of what a workdir trains on, true classes included; None: not there."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(load_npz(workdir / "tasks.npz")["fingerprint"])
     return None
 
 

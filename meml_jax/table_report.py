@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
 from meml_jax.data import cache
@@ -98,7 +100,7 @@ def csv_text(lines: Sequence[Line]) -> str:
     """Write one row for each cell, ours or the paper's; accuracies in %."""
     header = (
         "part", "line", "row", "head", "kind", "at", "paper", "ours", "ci95", "runs", "seeds",
-        "by_seed", "steps", "verdict", "chance", "commit", "device",
+        "by_seed", "steps", "train_seconds", "verdict", "chance", "commit", "device",
     )  # fmt: skip
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, header, lineterminator="\n")
@@ -123,6 +125,9 @@ def csv_text(lines: Sequence[Line]) -> str:
                     "seeds": " ".join(map(str, line.seeds)),
                     "by_seed": " ".join(f"{100 * mean:.2f}" for mean in cell.by_seed),
                     "steps": line.steps,
+                    "train_seconds": ""
+                    if line.kind == "baseline"
+                    else f"{np.mean([r['meta_train']['seconds'] for r in line.results]):.0f}",
                     "verdict": "" if published is None else verdict(cell, published),
                     "chance": f"{100 * cell.chance:.2f}",
                     "commit": all_of(line, "commit"),

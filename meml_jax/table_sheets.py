@@ -14,10 +14,11 @@ from meml_jax.settings import from_dict
 from meml_jax.table_figures import label
 
 KEY = (
-    "Accuracy in %, ± half of the 95 % interval, over runs or over several seeds, then where the "
-    "interval lies against the paper's number: above, within (it holds the number) or below. Bold: "
-    "the best of ours in this table, baselines included, oracles aside if there is anything else. "
-    "`-`: not measured."
+    "Accuracy in %, ± half of the 95 % interval, then where the interval lies against the paper's "
+    "number: above, within (it holds the number) or below. The interval is over seeds where there "
+    "are three or more; of fewer it is over the test's runs, and says nothing of another training "
+    "or another choice of the meta-test's rate. Bold: the best of ours in this table, baselines "
+    "included; oracles count only where all rows are. `-`: not measured."
 )
 
 
@@ -88,7 +89,7 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
         facts.append(f"The paper trains {longer:,} steps.")
     seeds = {len(line.seeds) for line in lines}
     if any(1 < n < SEEDS_FOR_INTERVAL for n in seeds):
-        facts.append("± of two seeds is that over all their runs, not that of a third seed.")
+        facts.append("± of two seeds is that of their mean, over the runs of each.")
     return Sheet(heading, " ".join(facts), [head, "steps", "seeds", "runs", *map(label, at)], rows)
 
 
@@ -119,7 +120,7 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
             line.row,
             _list(line.seeds),
             "true classes" if true else first["embedding"]["name"],
-            str(clusters["kept"]),
+            _mean(line, lambda r: r["clustering"]["kept"]),
             "-" if true else _mean(line, lambda r: r["clustering"]["purity"], ".3f"),
             _mean(line, lambda r: r.get("embedding_seconds")),
             _mean(line, lambda r: r["clustering"].get("seconds")),
@@ -136,7 +137,7 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
 
 
 def _costs(lines: Sequence[Line]) -> list[Sheet]:
-    """Put time and memory of the trainings beside the paper's, where it has any of them."""
+    """Put time and memory of the trainings beside the paper's, as far as it has them."""
     rows = []
     for line in trainings(lines):
         config, first = config_of(line), line.results[0]
@@ -163,8 +164,7 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
         "paper's GPU is not known. Other processes may have shared our device: it is "
         "`experiments/benchmark.py` that compares the time of methods."
     )
-    compared = any(row[-1] != "-" for row in rows)
-    return [Sheet("Cost", text, header, rows)] if compared else []
+    return [Sheet("Cost", text, header, rows)] if rows else []
 
 
 def _test_seconds(results: Mapping[str, Any]) -> float:

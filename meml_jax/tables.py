@@ -154,7 +154,9 @@ def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: s
     budget = min(needed, key=lambda name: len(needed[name]))
     words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
     for field, value in needed[budget].items():
-        text = f"({','.join(map(str, value))},)" if isinstance(value, tuple) else str(value)
+        text = str(value)
+        if isinstance(value, tuple):
+            text = f"({','.join(map(str, value))},)" if value else "()"
         words.append(shlex.quote(f"--config.{field}={text}"))
     return " ".join(words)
 

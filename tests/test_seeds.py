@@ -8,7 +8,6 @@ import json
 import numpy as np
 import programs
 import pytest
-import scipy.stats
 
 from meml_jax import environment, report, seeds
 from meml_jax.config import Config
@@ -44,10 +43,12 @@ def test_statistics_are_by_hand():
     assert found["ci95"] == pytest.approx(quantile * std / np.sqrt(3))
     np.testing.assert_allclose(found["seed_accuracies"], means)
     assert found["accuracies"] == accuracies.ravel().tolist() and found["runs"] == 9
-    pooled = accuracies.std(ddof=1)
-    assert found["pooled"]["std"] == pytest.approx(pooled)
-    expected = scipy.stats.t.ppf(0.975, 8) * pooled / 3
-    assert found["pooled"]["ci95"] == pytest.approx(expected) and expected < found["ci95"]
+    variances = np.array([0.01, 0.0, 0.01])
+    within = found["within_seeds"]
+    assert within["std"] == pytest.approx(np.sqrt(variances.mean()))
+    # Student's t with 6 degrees of freedom, from a table.
+    expected = 2.446911851 * np.sqrt((variances / 3).sum()) / 3
+    assert within["ci95"] == pytest.approx(expected) and expected < found["ci95"]
     assert found["chance"] == 0.25 and found["train_accuracy"] == 0.5
     assert found["learning_rate"] is None and found["learning_rates"] == list(rates)
     assert found["iid_accuracy"] is None and "shots" not in found
@@ -70,7 +71,7 @@ def test_the_interval_covers_what_a_new_seed_adds():
     for _ in range(400):
         level = 0.5 + 0.1 * rng.normal(size=(5, 1))
         found = seeds.combine_points([point(a) for a in level + 0.05 * rng.normal(size=(5, 20))])
-        half = np.array([found["ci95"], found["pooled"]["ci95"]])
+        half = np.array([found["ci95"], found["within_seeds"]["ci95"]])
         covered += np.abs(found["accuracy"] - 0.5) < half
     assert 0.92 < covered[0] / 400 < 0.98 and covered[1] / 400 < 0.5
 

@@ -118,7 +118,8 @@ def test_every_row_of_every_table_resolves_in_every_budget(name):
         values = [json.dumps(dataclasses.asdict(config)) for config in every.values()]
         assert len(set(values)) == len(values), budget
         steps = {config.train.steps for config in every.values()}
-        assert steps == {"smoke": steps, "short": {10_000}, "paper": steps}[budget]
+        if budget != "paper":
+            assert steps == {10_000 if budget == "short" else 50 if name == "few_shot" else 100}
     trained = {settings(name, row).train.steps for row in table(name).rows}
     short_of_the_paper = {"few_shot": {20_000}}
     photographs = name in ("mini_imagenet", "slimagenet64", "sela")
@@ -251,7 +252,8 @@ def test_several_seeds_have_the_interval_over_seeds():
 def test_two_seeds_have_the_interval_over_their_runs():
     cell = comparison.combine([point([0.4, 0.6]), point([0.5, 0.7])])
     assert cell.accuracy == pytest.approx(0.55) and cell.runs == 4
-    assert cell.ci95 == pytest.approx(point([0.4, 0.6, 0.5, 0.7])["ci95"], rel=1e-6)
+    # Variances 0.02; t of two degrees of freedom; what lies between the seeds is not in it.
+    assert cell.ci95 == pytest.approx(4.302653 * (0.02 / 2 + 0.02 / 2) ** 0.5 / 2, rel=1e-6)
 
 
 def test_oracles_are_the_best_only_where_all_rows_are():
@@ -306,9 +308,9 @@ def stored(tmp_path):
     """Results of three rows of Table 1, one of them with two seeds."""
     for row, seed, fields in (
         ("oracle_oml", 0, {"sgd": (0.9, 0.92)}),
-        ("oml", 0, {"sgd": (0.70, 0.70)}),
+        ("oml", 0, {"sgd": (0.70, 0.70), "note": "PART of omniglot"}),
         ("meml", 0, {"sgd": (0.85, 0.85)}),
-        ("meml", 1, {"sgd": (0.85, 0.85), "note": "PART of omniglot"}),
+        ("meml", 1, {"sgd": (0.85, 0.85)}),
     ):
         config = settings("omniglot", row, "short", seed)
         folder = tmp_path / "omniglot" / row / f"seed{seed}"
@@ -349,7 +351,7 @@ def test_report(stored):
     assert cells(text, "MEML")[8] == "- (paper 20.7)"
     # t of one degree of freedom: 12.706 times 0.01; the oracle is better, but has labels.
     assert cells(text, "Oracle OML")[3:5] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
-    assert "± of two seeds is that over all their runs" in text
+    assert "± of two seeds is that of their mean, over the runs of each." in text
     assert cells(text, "MEML mean")[:5] == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
     assert cells(text, "MEML RS")[3:5] == ["- (paper 81.6)", "- (paper 56.4)"]
     assert cells(text, "baseline: raw pixels")[:3] == ["-", "0", "2"]
@@ -429,6 +431,17 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     assert "Rows differ in meta-steps." in text and "The paper trains" not in text
     short = [line for line in lines if line.steps == 10_000]
     assert "The paper trains 40,000 steps." in table_sheets.make_sheets(short)[0].text
+
+
+@pytest.mark.parametrize("name", ["content_hash", "test_hash", "note"])
+def test_seeds_on_other_images_are_not_mixed(stored, name):
+    path = stored / "omniglot" / "meml" / "seed1" / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "other"}))
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    found = comparison.read(stored / "omniglot", say=print)
+    lines = comparison.make_lines(table("omniglot"), configs, found)
+    titles = {line.title for line in lines if line.row == "meml" and line.head == "sgd"}
+    assert titles == {"MEML (seeds 0)", "MEML (seeds 1)"}
 
 
 def test_what_cannot_be_read_is_left_out_and_said(stored, undrawn):
@@ -529,7 +542,7 @@ def done(monkeypatch, undrawn):
     def do(config, workdir, results_folder):
         runs.append((workdir.parent.name, config.seed))
         if config.learner == "oml":
-            raise UserError("cannot be")
+            raise UserError("cannot be") if config.seed else OSError("no such\ndevice")
         workdir.mkdir(parents=True, exist_ok=True)
         stored = results(config, sgd=(0.5, 0.5), points_version=points_version(config))
         (workdir / "results.json").write_text(json.dumps(stored))
@@ -544,7 +557,7 @@ def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_pat
     code, out, err = call(*flags)
     order = [(row, seed) for row in ("oracle", "oml", "meml") for seed in (0, 2)]
     assert code == 1 and done == order
-    assert "failed: oml, seed 0: cannot be\nfailed: oml, seed 2: cannot be\n" == err
+    assert "failed: oml, seed 0: OSError: no such\nfailed: oml, seed 2: cannot be\n" == err
     assert cells((tmp_path / "mini" / "report.md").read_text(), "MEML")[1] == "0, 2"
     done.clear()
     assert call(*flags)[0] == 1 and done == [("oml", 0), ("oml", 2)]
@@ -566,6 +579,7 @@ def test_rows_of_another_process_are_left_to_it(tmp_path, mini, done):
         code, out, _ = call(*flags)
     assert code == 0 and done == [("meml", 0)]
     assert "== oracle, seed 0: another process is at it" in out
+    assert out.index("oracle, seed 0: still with another process") > out.index("== meml")
 
 
 def test_a_row_waits_for_what_another_process_makes(tmp_path, mini, done):
@@ -633,8 +647,17 @@ def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys
     assert not list(workdir.rglob("*.copying"))
     # With more steps only embedding and clusters are the same.
     longer = override(config, {"train.steps": 60})
-    assert sharing.find("train", longer, workdir, tmp_path / "results") is None
-    assert sharing.find("cluster", longer, workdir, tmp_path / "results") == sibling
+    images = programs.results(sibling)["content_hash"]
+    find = functools.partial(sharing.find, workdir=workdir, results=tmp_path / "results")
+    assert find("train", images, longer) is None
+    assert find("cluster", images, longer) == find("train", images, config) == sibling
+    # A training on other images, or other clusters, would be refused; a second sibling may fit.
+    assert find("train", "other", config) is None
+    second = shutil.copytree(sibling, sibling.with_name("seed1"))
+    np.savez(sibling / "tasks.npz", fingerprint="foreign")
+    assert find("train", images, config) == second
+    (workdir / "tasks.npz").unlink()
+    assert find("train", images, config) is None
 
 
 def test_what_does_not_fit_is_made_anew(tmp_path, sibling, capsys):

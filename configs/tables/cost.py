@@ -1,8 +1,10 @@
 """Time and memory (supplement): OML's update for each image against MEML's one update.
 
 The sheet "Cost" of the report puts seconds and the peak memory of the compiled steps beside the
-paper's. PCA stands for the embedding: what a step costs does not depend on it, and accuracies here
-are beside the point. Memory with and without encoding once: experiments/benchmark.py.
+paper's. PCA stands for the embedding, and accuracies are beside the point; what a step costs
+depends on it by the sizes of its clusters alone, which the two rows of a data set have in common.
+The largest decides on the memory, and OML's time is in proportion to the images of a cluster.
+Memory with and without encoding once: experiments/benchmark.py.
 """
 
 from meml_jax.tables import Row, Table
