@@ -8,7 +8,7 @@ ACAI: dict[str, Any] = {  # the paper's embedding of Omniglot, sized for 2 CPU c
     "embedding.name": "acai",
     "embedding.dim": 256,
     "embedding.batch_size": 64,
-    "embedding.steps": 20_000,
+    "embedding.steps": 4_000,
     "embedding.whiten": 1.0,
 }
 
