@@ -149,7 +149,12 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
         record_config(folder, config)  # what the training there has, for `twin`
         clusters = pseudo_labels.cluster(config, dataset, z, folder, say)
         assert z is not None  # no oracle, by `settings_of`
-        others = load_npz(folder / "embeddings.npz")["validation"]
+        others = load_npz(folder / "embeddings.npz").get("validation")
+        if others is None:
+            raise UserError(
+                f"{folder / 'embeddings.npz'} was made by an earlier version, without the "
+                "validation images; delete it, so that the same command makes it again"
+            )
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
         figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
@@ -280,7 +285,9 @@ def main(argv: list[str]) -> int:
         if stage != "all":
             raise UserError(f"--stage={stage}: a row is embedded and clustered, leave it out")
         overrides, rest = split_overrides(argv)
-        names, docs = flags.FLAGS.rows or list(ROWS), flags.FLAGS.write_docs
+        names, docs = flags.FLAGS.rows, flags.FLAGS.write_docs
+        if not names:
+            raise UserError(f"--rows is empty, expected some of {', '.join(ROWS)}")
         settings = choose(config, names, overridden_fields(overrides))
         if (workdir / "config.json").exists():
             raise UserError(f"{workdir} is the workdir of a run, expected one of rows; use another")

@@ -119,10 +119,10 @@ def run(
         dataset = load(config)
         config = choices.complete(config, dataset, say)
         checks.before_training(config, dataset)
-        record_config(workdir, config)
         if config.seeds == 1:
             do_stages(config, dataset, workdir, last, around)
             return
+        record_config(workdir, config)
         files = PRODUCTS.get(last, ())
         for one, folder in seeds.runs(config, workdir):
             if files and seeds.finished(one, dataset, folder, files=files):
@@ -152,6 +152,7 @@ def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around
     images = dataset.content_hash
     with around("embed", images):
         z = rounds.embed(config, dataset, workdir, say)
+    record_config(workdir, config)  # not before a trained embedding of other settings is refused
     if count == 1:
         return
     with around("cluster", images):

@@ -72,9 +72,10 @@ def check(config: ClusteringConfig, rows: int | None = None) -> None:
     Raises:
       UserError: names the field.
     """
-    for field in ("num_init", "max_iter"):
-        if getattr(config, field) < 1:
-            raise UserError(f"clustering.{field}={getattr(config, field)}, expected at least 1")
+    for field, least in {"num_init": 1, "max_iter": 1, "minibatch_above": 0}.items():
+        if getattr(config, field) < least:
+            value = getattr(config, field)
+            raise UserError(f"clustering.{field}={value}, expected at least {least}")
     if config.init not in INITS:
         raise UserError(f"clustering.init={config.init!r}, expected one of {INITS}")
     if config.init != "ward":

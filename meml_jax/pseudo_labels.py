@@ -35,7 +35,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     precision = [config.precision] * (config.precision != Config().precision)
     version = embeddings.version(config.embedding)
     wanted = fingerprint(config.embedding, config.seed, dataset.content_hash, *precision, *version)
-    if (stored := load_product(path, wanted, report=say)) is not None:
+    if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
@@ -87,7 +87,8 @@ def cluster(
         dataset.train.labels,
         *truncated,
     )
-    if (stored := load_product(path, wanted, report=say)) is not None:
+    names = ("index", "start", "size", "info", "labels", "kept_labels")
+    if (stored := load_product(path, wanted, names=names, report=say)) is not None:
         say(f"cluster: reuses {path}")
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))

@@ -90,7 +90,7 @@ def _embed_again(
     params, step = restore_params(last, model, before)
     path, settings = here / "embeddings.npz", config.embedding
     wanted = fingerprint("FEN", model.fingerprint, step, settings.whiten, settings.normalize)
-    if (stored := load_product(path, wanted, report=say)) is not None:
+    if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train

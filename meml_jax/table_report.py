@@ -148,7 +148,11 @@ def write_into(path: Path, name: str, text: str) -> None:
 
 
 def check_document(path: Path, name: str) -> None:
-    """Raise UserError where `write_into` would, before there is anything to write."""
+    """Raise UserError where `write_into` would, or for another kind of file, before the work."""
+    if path.suffix not in (".md", ".markdown"):
+        raise UserError(
+            f"--write_docs={path}, expected a Markdown file, with a name like {path.stem}.md"
+        )
     _inserted(path, name, "")
 
 

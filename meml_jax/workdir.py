@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +159,11 @@ def is_trained(workdir: Path) -> bool:
 
 
 def load_product(
-    path: Path, wanted: str, *, report: Callable[[str], None]
+    path: Path, wanted: str, *, names: Sequence[str], report: Callable[[str], None]
 ) -> dict[str, np.ndarray] | None:
     """Load a stage's npz if it is there, whole (else it is reported), and of a fingerprint.
+
+    Whole is one that has all arrays in `names`.
 
     Raises:
       UserError: it has another fingerprint, and what was trained on it lies beside it. The settings
@@ -169,6 +171,9 @@ def load_product(
     """
     arrays = read_npz(path, report=report)
     if arrays and str(arrays.get("fingerprint")) == wanted:
+        if missing := [name for name in names if name not in arrays]:
+            report(f"{path} lacks {', '.join(missing)} and will be made again")
+            return None
         return arrays
     if arrays and is_trained(path.parent):
         raise UserError(

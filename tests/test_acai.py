@@ -309,6 +309,9 @@ def test_a_checkpoint_of_other_settings_is_refused(glyphs, trained, change):
         ({"dim": 0}, "dim=0, expected a multiple of 16"),
         ({"width": 0}, "embedding.width=0, expected at least 1"),
         ({"depth": 0}, "embedding.depth=0, expected at least 1"),
+        ({"depth": 4}, "embedding.depth=4, expected at most 3 for images of 7x7 pixels"),
+        ({"critic_mix": -0.1}, "embedding.critic_mix=-0.1, expected 0 to 1"),
+        ({"critic_weight": -1.0}, "embedding.critic_weight=-1.0, expected at least 0"),
         ({"batch_size": 49}, "images, 48"),
     ],
 )

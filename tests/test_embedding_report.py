@@ -150,7 +150,12 @@ def table(tmp_path, *flags, **values):
         (["--rows=pixels,acay"], {}, "--rows has 'acay', expected some of pixels"),
         (["--stage=train"], {}, "--stage=train: a row is embedded and clustered"),
         (["--rows=pca"], {"seeds": 2}, "seeds=2, expected 1"),
-        (["--rows=acai,sela"], {"embedding.steps": 9}, "(20000 in acai, 10000 in sela)"),
+        (["--rows="], {}, "--rows is empty, expected some of pixels"),
+        (["--rows=pca", "--write_docs=d.json"], {}, "d.json, expected a Markdown file"),
+        (["--rows=acai"], {"embedding.critic_mix": 2.0}, "critic_mix=2.0, expected 0 to 1"),
+        (["--rows=contrastive"], {"embedding.temperature": 1e-9}, "expected at least 0.001"),
+        (["--rows=pca"], {"clustering.minibatch_above": -1}, "above=-1, expected at least 0"),
+        (["--rows=acai,sela"], {"embedding.steps": 9}, "(4000 in acai, 10000 in sela)"),
         (["--rows=pixels,acai"], {"embedding.batch_size": 9999}, "row acai: embedding.batch_size"),
     ],
 )

@@ -178,6 +178,14 @@ def test_before_training_settings_may_change(tmp_path):
     lines = succeed("--stage=cluster", clustering__num_clusters=10)
     assert said(lines, "embed: pca") and said(lines, "cluster: 10 requested, 10 actual")
     assert (tmp_path / "embeddings.npz").read_bytes() == whole
+    with np.load(tmp_path / "tasks.npz") as stored:
+        arrays = dict(stored)
+    labels = arrays.pop("labels")
+    np.savez(tmp_path / "tasks.npz", **arrays)
+    lines = succeed("--stage=cluster", clustering__num_clusters=10)
+    assert said(lines, f"{tmp_path / 'tasks.npz'} lacks labels and will be made again")
+    with np.load(tmp_path / "tasks.npz") as stored:
+        np.testing.assert_array_equal(stored["labels"], labels)
 
 
 def test_a_broken_product_after_training_is_made_again_and_fits(copy):

@@ -24,7 +24,7 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
 from meml_jax.embeddings.autoencoder import Model, around, make_model, prepare
 from meml_jax.meta_train import apply_meta_grad, repeat
-from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState
+from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState, UserError
 
 TRAINED_BY = (
     "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
@@ -127,6 +127,10 @@ def make_train_call(
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
     fitting.check(config, images)
+    if not 0 <= config.critic_mix <= 1:
+        raise UserError(f"embedding.critic_mix={config.critic_mix}, expected 0 to 1, a share")
+    if not 0 <= config.critic_weight < np.inf:
+        raise UserError(f"embedding.critic_weight={config.critic_weight}, expected at least 0")
     make_model(config, images.shape[1:])
 
 

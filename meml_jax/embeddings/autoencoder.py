@@ -129,11 +129,18 @@ def make_model(config: EmbeddingConfig, image_shape: tuple[int, int, int]) -> Mo
     """Build the networks for images of a shape (H, W, C) that is made to fit by `prepare`.
 
     Raises:
-      UserError: `embedding.dim` cannot be spread over the positions that are left.
+      UserError: no width, no or too much depth, or `embedding.dim` cannot be spread over the
+        positions that are left.
     """
     for field in ("width", "depth"):
         if getattr(config, field) < 1:
             raise UserError(f"embedding.{field}={getattr(config, field)}, expected at least 1")
+    most = (max(image_shape[:2]) - 1).bit_length()  # from which on the code is one position
+    if config.depth > most:
+        raise UserError(
+            f"embedding.depth={config.depth}, expected at most {most} for images of "
+            f"{image_shape[0]}x{image_shape[1]} pixels"
+        )
     gaps = around(image_shape, config.depth)
     padded = [side + sum(gap) for side, gap in zip(image_shape[:2], gaps, strict=True)]
     code = [side >> config.depth for side in padded]

@@ -23,9 +23,10 @@ from meml_jax.embeddings.components import normalize
 from meml_jax.layers import FEN
 from meml_jax.meta_train import apply_meta_grad, repeat, to_float
 from meml_jax.networks import check_image_size
-from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState
+from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState, UserError
 
 PROJECTION = 128  # width of the projection head, and of what it returns
+MIN_TEMPERATURE = 1e-3  # cosines over less than it overflow what they are compared with
 TRAINED_BY = ("channels", "views", "temperature", "steps", "batch_size", "learning_rate")
 
 
@@ -118,7 +119,11 @@ def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfi
 
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for settings with which nothing can be trained on images [N, H, W, C]."""
-    fitting.check(config, images, positive=("channels", "temperature"))
+    fitting.check(config, images, positive=("channels",))
+    if not MIN_TEMPERATURE <= config.temperature < np.inf:
+        raise UserError(
+            f"embedding.temperature={config.temperature}, expected at least {MIN_TEMPERATURE}"
+        )
     get_views(config.views)
     check_image_size(images.shape[1:])
 
