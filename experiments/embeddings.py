@@ -25,7 +25,7 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 from console import exit_code, say, split_overrides
+from embedding_table import FINISHED, block, read_row, stored, table
 
 from meml_jax import (
     checks,
@@ -65,15 +66,6 @@ NAMED_AFTER = (
     "embedding.name", "embedding.whiten", "embedding.normalize", "clustering.init",
 )  # fmt: skip
 """Fields that make a row what its name says."""
-
-COLUMNS = (
-    "seed", "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters",
-    "dim", "steps", "embed s", "cluster s", "device", "commit",
-)  # fmt: skip
-FINISHED = "row.json"
-
-Rows = Sequence[tuple[str, Mapping[str, Any]]]
-"""Names of rows, and what has been measured."""
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
 flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
@@ -184,55 +176,6 @@ def agreement_of_others(z: np.ndarray, split: Split, config: Config) -> dict[str
     settings = dataclasses.replace(config.clustering, num_clusters=split.num_classes)
     labels, _ = clustering.cluster(z, settings, seed=config.seed)
     return clustering.agreement(split.labels, labels) or {}
-
-
-def table(rows: Rows) -> str:
-    """Write rows as a Markdown table."""
-
-    def cell(column: str, value: Any) -> str:
-        if value is None:
-            return "-"
-        if isinstance(value, float):
-            return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
-        return str(value)
-
-    lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for name, row in rows:
-        cells = [cell(column, row.get(column)) for column in COLUMNS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def stored(workdir: Path, dataset: Dataset) -> Rows:
-    """Read the finished rows on these images, in the order of `ROWS`, all seeds of each."""
-    found = [(name, read_row(path)) for name in ROWS for path in workdir.glob(f"{name}/seed*")]
-    here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
-    return sorted(here, key=lambda pair: (list(ROWS).index(pair[0]), pair[1]["seed"]))
-
-
-def read_row(folder: Path) -> dict[str, Any]:
-    """Read what a row has left; one that is not there, or broken, belongs to no images."""
-    row = read_json(folder / FINISHED)
-    names = {*COLUMNS, "settings", "images", "flags"}
-    return row if isinstance(row, dict) and names <= row.keys() else dict.fromkeys(names)
-
-
-def block(rows: Rows, dataset: Dataset) -> str:
-    """Write the table for a document, with the commands that made it."""
-    commands: dict[str, list[str]] = {}
-    for name, row in rows:
-        commands.setdefault(row["flags"], []).append(name)
-    lines = [
-        f"    python experiments/embeddings.py {flags_} --workdir=WORKDIR --rows={','.join(names)}"
-        for flags_, names in commands.items()
-    ]
-    title = f"## Embeddings of {dataset.name}"
-    part = f" ({dataset.note})" if dataset.note else ""
-    note = (
-        f"{len(dataset.train.images)} training images{part}; agreement of clusters and true "
-        "classes: on them, and on the validation images in as many clusters as classes."
-    )
-    return "\n\n".join([title, note, "\n".join(lines), table(rows)])
 
 
 def compare(

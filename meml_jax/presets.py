@@ -13,7 +13,7 @@ ACAI: dict[str, Any] = {  # the paper's embedding of Omniglot, as long as 2 CPU 
     "embedding.normalize": True,
 }
 
-CONTRASTIVE: dict[str, Any] = {  # beyond the paper; all that `ACAI` sets has another value here
+CONTRASTIVE: dict[str, Any] = {  # beyond the paper; sets all that `ACAI` sets, which it replaces
     "embedding.name": "contrastive",
     "embedding.channels": 64,
     "embedding.dim": 64,

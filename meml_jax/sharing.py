@@ -101,7 +101,7 @@ def around(
 
 def find(stage: str, images: str, config: Config, workdir: Path, results: Path) -> Path | None:
     """Return another workdir in which a stage with the same settings is finished, or None."""
-    wanted = key(stage, config)
+    wanted, clusters = key(stage, config), _clusters(workdir)
     for path in sorted(results.glob("*/*/seed*/config.json")):
         other = path.parent
         if other == workdir or not _there(stage, config, other):
@@ -112,7 +112,7 @@ def find(stage: str, images: str, config: Config, workdir: Path, results: Path) 
             tested = read_json(other / "results.json")
             if not isinstance(tested, dict) or tested.get("content_hash") != images:
                 continue
-            if _clusters(other) != _clusters(workdir):
+            if _clusters(other) != clusters:
                 continue
             found.append(tested.get("config"))
         with contextlib.suppress(UserError):

@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
 from meml_jax.data import cache
 from meml_jax.files import lock, write_atomic
 from meml_jax.learners import LEARNERS
 from meml_jax.table_figures import label
-from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, parts_of
+from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, mean_of, parts_of
 from meml_jax.tables import Table
 from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
@@ -127,7 +125,7 @@ def csv_text(lines: Sequence[Line]) -> str:
                     "steps": line.steps,
                     "train_seconds": ""
                     if line.kind == "baseline"
-                    else f"{np.mean([r['meta_train']['seconds'] for r in line.results]):.0f}",
+                    else mean_of(line, lambda r: r["meta_train"]["seconds"]),
                     "verdict": "" if published is None else verdict(cell, published),
                     "chance": f"{100 * cell.chance:.2f}",
                     "commit": all_of(line, "commit"),

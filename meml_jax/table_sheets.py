@@ -120,12 +120,12 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
             line.row,
             _list(line.seeds),
             "true classes" if true else first["embedding"]["name"],
-            _mean(line, lambda r: r["clustering"]["kept"]),
-            "-" if true else _mean(line, lambda r: r["clustering"]["purity"], ".3f"),
-            _mean(line, lambda r: r.get("embedding_seconds")),
-            _mean(line, lambda r: r["clustering"].get("seconds")),
-            _mean(line, lambda r: r["meta_train"]["seconds"]),
-            _mean(line, _test_seconds),
+            mean_of(line, lambda r: r["clustering"]["kept"]),
+            "-" if true else mean_of(line, lambda r: r["clustering"]["purity"], ".3f"),
+            mean_of(line, lambda r: r.get("embedding_seconds")),
+            mean_of(line, lambda r: r["clustering"].get("seconds")),
+            mean_of(line, lambda r: r["meta_train"]["seconds"]),
+            mean_of(line, _test_seconds),
             all_of(line, "device"),
             all_of(line, "commit"),
         ])  # fmt: skip
@@ -148,9 +148,9 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
         rows.append([
             line.row,
             str(trained["steps"]),
-            _mean(line, lambda r: r["meta_train"]["seconds"]),
-            _mean(line, lambda r: r["meta_train"]["steps_per_second"], ".1f"),
-            _mean(line, lambda r: _mebibytes(r["meta_train"].get("peak_bytes"))),
+            mean_of(line, lambda r: r["meta_train"]["seconds"]),
+            mean_of(line, lambda r: r["meta_train"]["steps_per_second"], ".1f"),
+            mean_of(line, lambda r: _mebibytes(r["meta_train"].get("peak_bytes"))),
             str(paper.STEPS[first["dataset"]]) if theirs else "-",
             "-" if minutes is None else f"{minutes // 60} h {minutes % 60} min",
             "-" if gigabytes is None else f"{gigabytes:.3f} GB",
@@ -176,7 +176,8 @@ def _mebibytes(count: int | None) -> float | None:
     return None if count is None else count / 2**20
 
 
-def _mean(line: Line, get: Callable[[Any], float | None], form: str = ".0f") -> str:
+def mean_of(line: Line, get: Callable[[Any], float | None], form: str = ".0f") -> str:
+    """Write the mean of a figure over the seeds; - where a seed has none."""
     values = list(map(get, line.results))
     known = [value for value in values if value is not None]
     whole = known and len(known) == len(values)

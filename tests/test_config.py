@@ -8,7 +8,7 @@ import typing
 import programs
 import pytest
 
-from meml_jax import checks, settings
+from meml_jax import checks, presets, settings
 from meml_jax.config import Config
 from meml_jax.settings import config_dict, flatten, from_dict, override
 from meml_jax.types import UserError
@@ -303,3 +303,7 @@ def test_tuples_none_fields_and_numbers_on_the_command_line(tmp_path):
     assert found.data.dir == "5" and found.tasks.max_size == 12
     assert found.outer.lr == 1.0 and type(found.outer.lr) is float
     assert found.train.steps == 40 and found.preset == "paper"  # quickstart.py:smoke
+
+
+def test_the_contrastive_preset_replaces_all_of_acais():
+    assert presets.ACAI.keys() <= presets.CONTRASTIVE.keys()

@@ -1,0 +1,71 @@
+"""The table of `experiments/embeddings.py`: rows that are finished, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from meml_jax.files import read_json
+from meml_jax.presets import EMBEDDINGS
+from meml_jax.types import Dataset
+
+COLUMNS = (
+    "seed", "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters",
+    "dim", "steps", "embed s", "cluster s", "device", "commit",
+)  # fmt: skip
+FINISHED = "row.json"
+
+Rows = Sequence[tuple[str, Mapping[str, Any]]]
+"""Names of rows, and what has been measured."""
+
+
+def table(rows: Rows) -> str:
+    """Write rows as a Markdown table."""
+
+    def cell(column: str, value: Any) -> str:
+        if value is None:
+            return "-"
+        if isinstance(value, float):
+            return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
+        return str(value)
+
+    lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
+    for name, row in rows:
+        cells = [cell(column, row.get(column)) for column in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def stored(workdir: Path, dataset: Dataset) -> Rows:
+    """Read the finished rows on these images, in the order of `EMBEDDINGS`, all seeds of each."""
+    found = [
+        (name, read_row(path)) for name in EMBEDDINGS for path in workdir.glob(f"{name}/seed*")
+    ]
+    here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
+    return sorted(here, key=lambda pair: (list(EMBEDDINGS).index(pair[0]), pair[1]["seed"]))
+
+
+def read_row(folder: Path) -> dict[str, Any]:
+    """Read what a row has left; one that is not there, or broken, belongs to no images."""
+    row = read_json(folder / FINISHED)
+    names = {*COLUMNS, "settings", "images", "flags"}
+    return row if isinstance(row, dict) and names <= row.keys() else dict.fromkeys(names)
+
+
+def block(rows: Rows, dataset: Dataset) -> str:
+    """Write the table for a document, with the commands that made it."""
+    commands: dict[str, list[str]] = {}
+    for name, row in rows:
+        commands.setdefault(row["flags"], []).append(name)
+    lines = [
+        f"    python experiments/embeddings.py {flags_} --workdir=WORKDIR --rows={','.join(names)}"
+        for flags_, names in commands.items()
+    ]
+    title = f"## Embeddings of {dataset.name}"
+    part = f" ({dataset.note})" if dataset.note else ""
+    note = (
+        f"{len(dataset.train.images)} training images{part}; agreement of clusters and true "
+        "classes: on them, and on the validation images in as many clusters as classes."
+    )
+    return "\n\n".join([title, note, "\n".join(lines), table(rows)])
