@@ -5,13 +5,13 @@
     python experiments/benchmark.py --json=B.json --write_docs=docs/performance.md
 
 Medians of interleaved repetitions, so that shares and ratios hold on a machine that is not quite
-quiet. It takes minutes on 2 cores, most of them for compiling some 40 programs the first time.
+quiet. The first time it compiles some 40 programs, which takes as long as all else.
 `--repeats` takes so many rounds instead of as many as fit in the time; `--profile` leaves a trace
 of one more round of each part (TensorBoard, Perfetto).
 `--write_docs` measures nothing: it fills the marked tables of a page from B.json.
 
-B.json: {"schema": 1, "device", "versions", "commit", "precision", "seconds", "small", "parts":
-{part: [row]}}. A row has a `name` and figures: `ms` (median of one step), `cpu_ms` (processor time,
+B.json: {"schema": 1, "device", "versions", "commit", "precision", "seconds", "part_seconds": {part:
+seconds}, "small", "parts": {part: [row]}}. A row has a `name` and figures: `ms` (median of one step), `cpu_ms` (processor time,
 all cores), `GFLOP` (three times the FEN's forward operations on each support and query image,
 counted from its shapes), `peak_share` (GFLOP / ms over the matmul of the same rounds),
 `outside_share` (1 - time of FEN and CLN alone, forward and backward, once an image / time of the
@@ -119,20 +119,23 @@ def measure(
     parts: list[str], sizes: Sizes, rounds: Rounds, *, small: bool, device: str | None
 ) -> dict[str, Any]:
     """Measure parts, print each one's table, and return what is stored."""
-    began, found = time.monotonic(), {}
+    found, seconds = {}, {}
     for part in parts:
+        began = time.monotonic()
         if part == "compile":
             found[part] = measure_compile(small, device)
         else:
             found[part] = list(benchmark_parts.PARTS[part](sizes, rounds))
-        say(f"{TITLES[part]} ({part})\n\n{table(found[part])}")
+        seconds[part] = time.monotonic() - began
+        say(f"{TITLES[part]} ({part}, {seconds[part]:.0f} s)\n\n{table(found[part])}")
     return {
         "schema": 1,
         "device": device_name(),
         "versions": versions(),
         "commit": commit(),
         "precision": "highest",
-        "seconds": time.monotonic() - began,
+        "seconds": sum(seconds.values()),
+        "part_seconds": seconds,
         "small": small,
         "parts": found,
     }

@@ -42,7 +42,7 @@ class Sizes:
     outputs: tuple[int, int] = (1100, 64)
     cluster_sizes: tuple[tuple[int, ...], tuple[int, ...]] = ((10, 20, 30), (20, 30))
     matmul: int = 2048
-    stream: tuple[int, int, int] = (40, 200, 423)
+    stream: tuple[int, int, int] = (20, 200, 423)
     small: tuple[int, int, int] = (32, 256, 200)
     rows: int = 20_000
 
@@ -62,7 +62,7 @@ class Rounds:
       profile: folder for a trace of one more round.
     """
 
-    seconds: float = 15.0
+    seconds: float = 10.0
     least: int = 3
     repeats: int | None = None
     profile: Path | None = None
