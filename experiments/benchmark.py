@@ -11,13 +11,14 @@ of one more round of each part (TensorBoard, Perfetto).
 `--write_docs` measures nothing: it fills the marked tables of a page from B.json.
 
 B.json: {"schema": 1, "device", "versions", "commit", "precision", "seconds", "part_seconds": {part:
-seconds}, "small", "parts": {part: [row]}}. A row has a `name` and figures: `ms` (median of one step), `cpu_ms` (processor time,
-all cores), `GFLOP` (three times the FEN's forward operations on each support and query image,
-counted from its shapes), `peak_share` (GFLOP / ms over the matmul of the same rounds),
-`outside_share` (1 - time of FEN and CLN alone, forward and backward, once an image / time of the
-step: all that is neither), `ms_at_450` (ms x peak / 450 GFLOP/s, the yardstick's machine),
-`yardstick_ms` (the authors' PyTorch code there), `speedup` (their quotient), `temp_mb` (of
-`compiled.memory_analysis()`), `protocol_minutes` (ms x 965,250 steps: extrapolated, not run).
+seconds}, "small", "parts": {part: [row]}}. A row has a `name` and figures: `ms` (median of one
+step), `cpu_ms` (processor time, all cores), `GFLOP` (three times the FEN's forward operations on
+each support and query image, counted from its shapes), `peak_share` (GFLOP / ms over the matmul of
+the same rounds), `outside_share` (1 - time of FEN and CLN alone, forward and backward, once an
+image / time of the step: all that is neither), `ms_at_450` (ms x peak / 450 GFLOP/s, the
+yardstick's machine), `yardstick_ms` (the authors' PyTorch code there), `speedup` (their quotient),
+`temp_mb` (of `compiled.memory_analysis()`), `protocol_minutes` (ms x 965,250 steps: extrapolated,
+not run).
 """
 
 from __future__ import annotations

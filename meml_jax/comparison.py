@@ -64,6 +64,7 @@ class Line:
       seeds: of ours.
       steps: of meta-training; None: not run, or not trained.
       results: `results.json` of each seed.
+      beside: row that this one is compared with, run by run; none if empty.
     """
 
     part: str
@@ -77,6 +78,7 @@ class Line:
     seeds: tuple[int, ...] = ()
     steps: int | None = None
     results: tuple[dict[str, Any], ...] = ()
+    beside: str = ""
 
 
 def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -157,6 +159,12 @@ def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
     return any(one is line and one.cells[at].accuracy == top for one in fair)
 
 
+def place_of(point: Mapping[str, Any]) -> At:
+    """Say where on a curve a point of `results.json` lies."""
+    n: int = point["num_classes"]
+    return (n, point["shots"]) if "shots" in point else n
+
+
 def columns(lines: Sequence[Line]) -> list[At]:
     """List where anything is measured, by us or by the paper."""
     every: set[At] = {at for line in lines for at in (*line.cells, *line.paper)}
@@ -214,6 +222,7 @@ def _of_row(
                 tuple(seeds),
                 None if baseline else int(results[0]["meta_train"]["steps"]),
                 results,
+                row.beside,
             )
             lines.append(line)
     done = {line.head for line in lines}
@@ -231,9 +240,7 @@ def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
     for one in results:
         for curve in (one["meta_test"], *one["comparisons"]):
             for point in curve["points"] if curve["head"] == head else []:
-                n = point["num_classes"]
-                at = (n, point["shots"]) if "shots" in point else n
-                points.setdefault(at, []).append(point)
+                points.setdefault(place_of(point), []).append(point)
     return {at: combine(of_seeds) for at, of_seeds in points.items()}
 
 

@@ -53,6 +53,7 @@ class Row:
       values: further settings.
       part: heading under which the line stands, where a table has several parts.
       config: file in configs/ that the row starts from; the table's if empty.
+      beside: name of the row that this one is compared with, run by run; none if empty.
     """
 
     lines: Mapping[str, str]
@@ -60,6 +61,7 @@ class Row:
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     part: str = ""
     config: str = ""
+    beside: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,12 @@ def load(name: str, root: Path) -> Table:
     table = getattr(_module(path), "TABLE", None)
     if not isinstance(table, Table):
         raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")
+    for row_name, row in table.rows.items():
+        if row.beside and row.beside not in table.rows:
+            raise UserError(
+                f"{path}: row {row_name!r} has beside={row.beside!r}, expected one of "
+                f"{', '.join(table.rows)}"
+            )
     return table
 
 

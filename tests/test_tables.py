@@ -417,6 +417,19 @@ def test_csv_and_page(stored):
     assert all(source.startswith("data:image/png;base64,iVBOR") for source in tags.sources)
 
 
+def test_rows_are_put_against_each_other(stored, undrawn):
+    folder = stored / "omniglot"
+    for row in ("oml", "meml"):
+        path = folder / row / "seed0" / "results.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"note": ""}))
+    assert call("--table=omniglot", f"--results={stored}", "--report_only")[0] == 0
+    text = (folder / "report.md").read_text()
+    assert "## Differences" in text
+    assert cells(text, "OML - MEML") == ["0", "-15.0 ± 0.0", "-7.5 ± 0.0"]
+    # The oracle's runs are 20 and 22 points above; t of one degree of freedom.
+    assert cells(text, "Oracle OML - OML") == ["0", "+21.0 ± 12.7", "+10.5 ± 6.4"]
+
+
 def test_seeds_of_other_settings_are_not_mixed(stored):
     path = stored / "omniglot" / "meml" / "seed1" / "results.json"
     longer = settings("omniglot", "meml", "paper", 1)

@@ -7,7 +7,9 @@ CLUSTERS, CLASSES = "CACTUs-MAML, from clusters", "MAML and MEML, from true clas
 
 def _cactus(balance: str, shots: int) -> Row:
     title = f"CACTUs-MAML {balance} 20,{shots}"
-    return Row({"adapted": title}, f"maml,cactus_{balance},shots{shots}", part=CLUSTERS)
+    presets = f"maml,cactus_{balance},shots{shots}"
+    beside = "" if balance == "balanced" else f"cactus_balanced_20_{shots}"
+    return Row({"adapted": title}, presets, part=CLUSTERS, beside=beside)
 
 
 TABLE = Table(
@@ -19,9 +21,9 @@ TABLE = Table(
         "cactus_balanced_20_15": _cactus("balanced", 15),
         "cactus_unbalanced_20_15": _cactus("unbalanced", 15),
         "maml_20_1": Row({"adapted": "MAML 20,1"}, "maml", part=CLASSES),
-        "meml_20_1": Row({"adapted": "MEML 20,1"}, "meml", part=CLASSES),
+        "meml_20_1": Row({"adapted": "MEML 20,1"}, "meml", part=CLASSES, beside="maml_20_1"),
         "maml_20_5": Row({"adapted": "MAML 20,5"}, "maml,shots5", part=CLASSES),
-        "meml_20_5": Row({"adapted": "MEML 20,5"}, "meml,shots5", part=CLASSES),
+        "meml_20_5": Row({"adapted": "MEML 20,5"}, "meml,shots5", part=CLASSES, beside="maml_20_5"),
     },
     smoke={"outer.meta_batch": 1, "train.steps": 50, "train.log_every": 50},
 )

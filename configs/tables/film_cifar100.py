@@ -18,7 +18,10 @@ TABLE = Table(
     rows={
         "oracle_oml": Row({"sgd": "Oracle OML Omniglot"}, "oml,oracle", CIFAR100),
         "oracle_oml_film": Row(
-            {"sgd": "Oracle OML FiLM Omniglot"}, "oracle", CIFAR100 | {"learner": "oml_film"}
+            {"sgd": "Oracle OML FiLM Omniglot"},
+            "oracle",
+            CIFAR100 | {"learner": "oml_film"},
+            beside="oracle_oml",
         ),
     },
 )

@@ -7,7 +7,9 @@ TABLE = Table(
     config="configs/omniglot.py",
     rows={
         "oracle_oml": Row({"sgd": "Oracle OML"}, "oml,oracle"),
-        "oracle_oml_film": Row({"sgd": "Oracle OML FiLM"}, "oracle", {"learner": "oml_film"}),
+        "oracle_oml_film": Row(
+            {"sgd": "Oracle OML FiLM"}, "oracle", {"learner": "oml_film"}, beside="oracle_oml"
+        ),
     },
     smoke={"test.num_classes": (10, 50)},
 )

@@ -9,7 +9,7 @@ from meml_jax.tables import Row, Table
 def _both(title: str, presets: str, size: int) -> Row:
     name = f"{title} RS both" + f" {size}" * (size != 500)
     lines = {"sgd_reservoir": name, "sgd": f"{title} RS at meta-train {size}"}
-    return Row(lines, presets + f"coreset{size}")
+    return Row(lines, presets + f"coreset{size}", beside=title.lower())
 
 
 TABLE = Table(

@@ -9,9 +9,9 @@ TABLE = Table(
     title="Supplement: Mini-ImageNet, SeLa",
     config="configs/mini_imagenet.py",
     rows={
-        "oml": Row({"sgd": "SeLa: OML"}, "sela,clusters64", {"learner": "oml"}),
+        "oml": Row({"sgd": "SeLa: OML"}, "sela,clusters64", {"learner": "oml"}, beside="meml_64"),
         "meml_64": Row({"sgd": "SeLa: MEML 64"}, "sela,clusters64"),
-        "meml_256": Row({"sgd": "SeLa: MEML 256"}, "sela,clusters256"),
+        "meml_256": Row({"sgd": "SeLa: MEML 256"}, "sela,clusters256", beside="meml_64"),
     },
     smoke={
         "embedding.name": "sela",

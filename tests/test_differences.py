@@ -1,0 +1,84 @@
+"""Rows of a table against each other, by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from meml_jax import comparison, tables
+from meml_jax.differences import make_differences
+from meml_jax.types import UserError
+
+
+def point(accuracies, n=10):
+    return {
+        "num_classes": n, "runs": len(accuracies), "accuracy": float(np.mean(accuracies)),
+        "ci95": 0.5, "chance": 1 / n, "accuracies": list(accuracies), "learning_rate": 0.1,
+    }  # fmt: skip
+
+
+def line(row, accuracies, *, beside="", head="sgd"):
+    """A line whose seeds 0, 1, ... have these accuracies of their runs at 10 classes."""
+    results = tuple(
+        {
+            "content_hash": "a",
+            "meta_test": {"head": head, "points": [point(runs)]},
+            "comparisons": [{"head": "other", "points": [point([0.1, 0.1])]}],
+        }
+        for runs in accuracies
+    )
+    cells = {10: comparison.combine([one["meta_test"]["points"][0] for one in results])}
+    return comparison.Line(
+        "", row, row.upper(), head, "unsupervised", True, {}, cells, tuple(range(len(results))),
+        100, results, beside,
+    )  # fmt: skip
+
+
+def test_what_runs_have_in_common_drops_out():
+    # Runs differ by 0.4 and 0.5, rows by 0.1 and 0.2.
+    [found] = make_differences([line("a", [[0.3, 0.8]], beside="b"), line("b", [[0.2, 0.6]])])
+    assert found.title == "A - B" and found.seeds == (0,)
+    cell = found.cells[10]
+    half = scipy.stats.t.ppf(0.975, 1) * np.std([0.1, 0.2], ddof=1) / 2**0.5
+    assert cell.accuracy == pytest.approx(0.15) and cell.ci95 == pytest.approx(half)
+    assert cell.runs == 2
+
+
+def test_seeds_that_both_have():
+    a = line("a", [[0.5, 0.5], [0.7, 0.7], [0.0, 0.9]], beside="b")
+    b = line("b", [[0.4, 0.6], [0.4, 0.6]])
+    [found] = make_differences([b, a])
+    assert found.seeds == (0, 1)
+    assert found.cells[10].by_seed == pytest.approx((0.0, 0.2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps": 200}, {"head": "prototype"}, {"part": "p"}, {"row": "c"}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_something_else_is_not_compared(changes):
+    a, b = line("a", [[0.3, 0.8]], beside="b"), line("b", [[0.2, 0.6]])
+    assert make_differences([a, b])
+    assert not make_differences([a, dataclasses.replace(b, **changes)])
+    assert not make_differences([dataclasses.replace(a, beside=""), b])
+
+
+def test_runs_on_other_images_are_not_compared():
+    a, b = line("a", [[0.3, 0.8]], beside="b"), line("b", [[0.2, 0.6]])
+    for name in ("content_hash", "test_hash", "note"):
+        other = dataclasses.replace(b, results=(b.results[0] | {name: "x"},))
+        assert not make_differences([a, other])
+    assert not make_differences([a, line("b", [[0.2]])])
+
+
+def test_a_row_names_a_row(tmp_path):
+    path = tmp_path / "t.py"
+    path.write_text(
+        "from meml_jax.tables import Row, Table\n"
+        "ROWS = {'a': Row({'sgd': 'A'}, beside='b')}\n"
+        "TABLE = Table(title='T', config='configs/quickstart.py', rows=ROWS)\n"
+    )
+    with pytest.raises(UserError, match="row 'a' has beside='b', expected one of a"):
+        tables.load(str(path), tmp_path)
