@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from absl import flags
@@ -110,6 +110,19 @@ def complain(error: object) -> None:
     """Print what is wrong; a process of several says which one it is."""
     index = devices.process()
     print(f"error: {f'process {index}: ' * bool(index)}{error}", file=sys.stderr, flush=True)
+
+
+def leave(code: int) -> NoReturn:
+    """End the program; after a stop at once, whatever still runs.
+
+    XLA's threads may be compiling or computing what was stopped. Python would wait for them, for a
+    minute or so, and take down what they use before they end: a segmentation fault.
+    """
+    if code > 128:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def exit_code(work: Callable[[], int]) -> int:

@@ -35,7 +35,7 @@ from absl import flags
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
-from console import exit_code, say, split_overrides
+from console import exit_code, leave, say, split_overrides
 from embedding_table import FINISHED, block, read_row, stored, table
 
 from meml_jax import (
@@ -247,4 +247,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    leave(main(sys.argv))

@@ -27,7 +27,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 import numpy as np
-from console import exit_code, say, user_errors
+from console import exit_code, leave, say, user_errors
 
 from meml_jax import checks, choices, devices, pseudo_labels, rounds, seeds, stages
 from meml_jax.config import Config
@@ -207,4 +207,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    leave(main(sys.argv))

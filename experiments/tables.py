@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import jax
 import run
-from console import exit_code, say, split_overrides, user_errors
+from console import exit_code, leave, say, split_overrides, user_errors
 
 from meml_jax import checks, comparison, sharing, table_report, table_sheets, tables
 from meml_jax.choices import OPEN
@@ -213,4 +213,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    leave(main(sys.argv))
