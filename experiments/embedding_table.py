@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meml_jax.embeddings import EMBEDDINGS
 from meml_jax.files import read_json
-from meml_jax.presets import EMBEDDINGS
+from meml_jax.presets import EMBEDDINGS as ROWS
 from meml_jax.types import Dataset
 
 COLUMNS = (
@@ -38,12 +39,11 @@ def table(rows: Rows) -> str:
 
 
 def stored(workdir: Path, dataset: Dataset) -> Rows:
-    """Read the finished rows on these images, in the order of `EMBEDDINGS`, all seeds of each."""
-    found = [
-        (name, read_row(path)) for name in EMBEDDINGS for path in workdir.glob(f"{name}/seed*")
-    ]
+    """Read the finished rows on these images, in the order of `ROWS`, all seeds of each."""
+    names = list(dict.fromkeys([*ROWS, *EMBEDDINGS, "npz"]))
+    found = [(name, read_row(path)) for name in names for path in workdir.glob(f"{name}/seed*")]
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
-    return sorted(here, key=lambda pair: (list(EMBEDDINGS).index(pair[0]), pair[1]["seed"]))
+    return sorted(here, key=lambda pair: (names.index(pair[0]), pair[1]["seed"]))
 
 
 def read_row(folder: Path) -> dict[str, Any]:

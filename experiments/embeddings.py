@@ -71,15 +71,22 @@ flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
 flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
 
 
+def values_of(row: str) -> Mapping[str, Any]:
+    """What a row sets; one that is only the name of an embedding, e.g. one of your own, that."""
+    return ROWS.get(row, {"embedding.name": row})
+
+
 def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
     """Return the settings of a row: of the file, of the row, then those `given` by the user.
 
     Raises:
       UserError: no such row, or settings that no row has.
     """
-    if row not in ROWS:
-        raise UserError(f"--rows has {row!r}, expected some of {', '.join(ROWS)}")
-    config = override(config, {**ROWS[row], **given})
+    if row not in ROWS and row not in (*embeddings.EMBEDDINGS, "npz"):
+        known = ", ".join(dict.fromkeys([*ROWS, *embeddings.EMBEDDINGS, "npz"]))
+        raise UserError(f"--rows has {row!r}, expected some of {known}")
+    # Nothing is trained from the clusters here, so where that would start need not fit the row.
+    config = override(config, {"train.init": "random", **values_of(row), **given})
     if config.seeds != 1:
         raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
     if config.tasks.labels == "true":
@@ -96,7 +103,7 @@ def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Con
     given = {field: flatten(config)[field] for field in fields}
     settings = {name: settings_of(name, config, given) for name in names}
     for field in given:
-        own = {name: ROWS[name][field] for name in names if field in ROWS[name]}
+        own = {name: values_of(name)[field] for name in names if field in values_of(name)}
         if len(set(own.values())) > 1:
             said = ", ".join(f"{value!r} in {name}" for name, value in own.items())
             raise UserError(
@@ -105,10 +112,10 @@ def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Con
             )
     for name, each in settings.items():
         for field in (field for field in NAMED_AFTER if field in given):
-            if given[field] != ROWS[name].get(field, given[field]):
+            if given[field] != values_of(name).get(field, given[field]):
                 raise UserError(
                     f"--config.{field}={given[field]} in row {name}, which is named after "
-                    f"{ROWS[name][field]!r}; choose another row with --rows"
+                    f"{values_of(name)[field]!r}; choose another row with --rows"
                 )
         checks.before_loading(each)
     return settings
@@ -198,11 +205,13 @@ def compare(
         each = choices.complete(each, dataset, say)
         path = workdir / name / f"seed{each.seed}" / FINISHED
         parts = (each.embedding, each.clustering, each.tasks, each.seed, each.precision)
-        wanted = fingerprint(*parts, dataset.content_hash, *embeddings.version(each.embedding))
+        inputs = (dataset.content_hash, *pseudo_labels.inputs(each, dataset))
+        wanted = fingerprint(*parts, *inputs)
         if read_row(path.parent)["settings"] == wanted:
-            say(f"finished, in {path.parent}")
+            say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
             continue
         row = measure(each, dataset, path.parent)
+        say(f"figures in {path.parent / 'figures'}")
         write_json(path, row | {"settings": wanted, "images": dataset.content_hash, "flags": given})
         write_atomic(workdir / "table.md", table(stored(workdir, dataset)))
     rows = stored(workdir, dataset)
@@ -238,8 +247,11 @@ def main(argv: list[str]) -> int:
             table_report.check_document(expand_home(docs), name_of(config))
         i = next(i for i, arg in enumerate(rest) if arg.startswith("--config"))
         file = rest[i].partition("=")[2] or rest[i + 1]
-        told = [arg for arg in overrides if not arg.startswith("--config.data.dir")]
-        given = shlex.join([f"--config={file}", "--config.data.dir=DIR", *told])
+        names_of = {"--config.data.dir": "DIR", "--config.embedding.file": "FILE"}
+        told = [arg for arg in overrides if arg.partition("=")[0] not in names_of]
+        paths = [arg.partition("=")[0] for arg in ("--config.data.dir=", *overrides)]
+        named = dict.fromkeys(f"{flag}={names_of[flag]}" for flag in paths if flag in names_of)
+        given = shlex.join([f"--config={file}", *named, *told])
         compare(config, settings, workdir, given, docs)
         return 0
 

@@ -18,7 +18,7 @@ from meml_jax import (
     training,
 )
 from meml_jax.config import Config, EpisodesConfig
-from meml_jax.embeddings import whitening
+from meml_jax.embeddings import given, whitening
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
 from meml_jax.settings import flatten
@@ -37,6 +37,7 @@ ONLY_WITH = {  # what a field is for: (another field, its values)
     "tasks.coreset_batch": ("tasks.query_from", ("coreset",)),
     "tasks.num_random_query": ("tasks.query_from", ("other", "all")),
     "tasks.balance_size": ("tasks.balance", ("truncate", "augment")),
+    "embedding.file": ("embedding.name", ("npz",)),
 }
 NOT_OF_EPISODES = (
     "max_size", "min_used", "usable_fraction", "support_fraction", "num_random_query",
@@ -64,6 +65,9 @@ def before_loading(config: Config) -> None:
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
+    if config.embedding.name != "npz" and config.tasks.labels != "true":
+        embeddings.get_embedding(config.embedding.name)
+    given.check(config.embedding)
     whitening.check(config.embedding)
     clustering.check(config.clustering)
     if config.tasks.labels not in ("clusters", "true"):

@@ -44,6 +44,7 @@ class EmbeddingConfig:
     """How unlabelled images become vectors."""
 
     name: str = "pca"  # a row of embeddings.EMBEDDINGS, or npz
+    file: str | None = None  # npz: embeddings by image id; None: Z of a data set that is an npz
     dim: int = 64  # pca, deepcluster, sela, acai: of the vectors; contrastive has the FEN's
     whiten: float = 0.0  # decorrelate; 1: unit variance, 0.5: half way; for any embedding
     normalize: bool = False  # l2-normalise each vector, after whitening

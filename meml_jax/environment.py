@@ -20,10 +20,17 @@ def device_name() -> str:
     """Name the device that JAX uses, e.g. `cpu: x86_64, 2 cores`."""
     device, count = jax.devices()[0], jax.process_count()
     if device.platform == "cpu":
-        name = f"cpu: {platform.machine()}, {os.cpu_count()} cores"
+        name = f"cpu: {platform.machine()}, {_usable_cores()} cores"
     else:
         name = f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
     return name if count == 1 else f"{name}, {count} processes"
+
+
+def _usable_cores() -> int:
+    """Cores that this process may use, on whose number sums depend in the last bits."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1  # macOS
 
 
 def versions() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from meml_jax import balance, clustering, devices, embeddings, metrics, tasks
 from meml_jax.config import Config
+from meml_jax.embeddings import given
 from meml_jax.files import write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
@@ -23,7 +25,7 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     """Embed the training images: float32 [N, D]; writes `embeddings.npz`.
 
     That has `ids`, `embeddings`, and `validation`, the embeddings [M, D] of the validation images,
-    with the whitening of the training images; M is 0 where the embeddings are given.
+    with the whitening of the training images; M is 0 where embeddings of them are not given.
 
     Returns None for an oracle, whose tasks come from the true labels.
     """
@@ -33,8 +35,8 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     path = workdir / "embeddings.npz"
     # The default precision is not in it, as fields at their default are not.
     precision = [config.precision] * (config.precision != Config().precision)
-    version = embeddings.version(config.embedding)
-    wanted = fingerprint(config.embedding, config.seed, dataset.content_hash, *precision, *version)
+    made_from = (config.embedding, config.seed, dataset.content_hash, *precision)
+    wanted = fingerprint(*made_from, *inputs(config, dataset))
     if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
@@ -42,25 +44,18 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     info: dict[str, Any] = {}
     started = time.monotonic()
     if config.embedding.name == "npz":
-        if split.embeddings is None:
-            raise UserError(
-                f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; "
-                "use an npz with a key Z, or another embedding"
-            )
-        z, encode = split.embeddings, None
+        z, of_others = given.load(config.embedding, dataset)
     else:
         key = key_for("embed", config.seed)
         fit = embeddings.get_embedding(config.embedding.name).fit
         folder = workdir / "embedding"
         encode, info = fit(split.images, key, config.embedding, checkpoint_dir=folder, report=say)
-        z = encode(split.images)
+        z, others = encode(split.images), dataset.validation.images
+        of_others = encode(others) if len(others) else np.zeros((0, z.shape[1]), np.float32)
     clustering.check_embeddings(z, ids=split.ids)
     rescale = embeddings.fit_rescale(z, config.embedding)
-    z, others = np.asarray(rescale(z), np.float32), dataset.validation.images
-    if encode is None or not len(others):
-        of_others = np.zeros((0, z.shape[1]), np.float32)
-    else:
-        of_others = np.asarray(rescale(encode(others)), np.float32)
+    z = np.asarray(rescale(z), np.float32)
+    of_others = np.asarray(rescale(of_others), np.float32) if len(of_others) else of_others
     # A training that was stopped took longer than this process knows.
     info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
     write_json(workdir / "embedding.json", {"name": config.embedding.name, **info})
@@ -69,6 +64,13 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
     facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
+
+
+def inputs(config: Config, dataset: Dataset) -> tuple[Any, ...]:
+    """What embeddings follow from beside settings and images: a file's content, a version."""
+    if config.embedding.file is not None:
+        return given.load(config.embedding, dataset)
+    return embeddings.version(config.embedding)
 
 
 @devices.first_alone
@@ -92,6 +94,7 @@ def cluster(
         say(f"cluster: reuses {path}")
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))
+        say(_told(info, config))
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true, started = dataset.train.labels, time.monotonic()
     if z is not None:
@@ -141,14 +144,23 @@ def cluster(
         info=json.dumps(info),
         fingerprint=wanted,
     )
-    agreement = "" if info["purity"] is None else f", purity {info['purity']:.3f}, NMI "
-    if agreement:
-        agreement += f"{info['nmi']:.3f}, adjusted Rand {info['adjusted_rand']:.3f} (report only)"
-    source = "" if settings.labels == "clusters" else " true classes"
-    least = max(settings.min_size, *truncated, 0)
-    say(
-        f"cluster: {requested}{source} requested, {actual} actual, {len(kept)} kept, "
-        f"{actual - len(kept)} dropped (under {least} images), sizes "
-        f"{info['size_min']} to {info['size_max']}, median {info['size_median']:g}{agreement}"
-    )
+    say(_told(info, config))
     return Clusters(labels, table, kept, info, wanted)
+
+
+def _told(info: Mapping[str, Any], config: Config) -> str:
+    """Say what clusters there are, in a line."""
+    settings, agreement = config.tasks, ""
+    if info["purity"] is not None:
+        agreement = (
+            f", purity {info['purity']:.3f}, NMI {info['nmi']:.3f}, adjusted Rand "
+            f"{info['adjusted_rand']:.3f} (report only)"
+        )
+    source = "" if settings.labels == "clusters" else " true classes"
+    truncated = settings.balance_size if settings.balance == "truncate" else 0
+    return (
+        f"cluster: {info['requested']}{source} requested, {info['actual']} actual, "
+        f"{info['kept']} kept, {info['dropped']} dropped (under "
+        f"{max(settings.min_size, truncated)} images), sizes {info['size_min']} to "
+        f"{info['size_max']}, median {info['size_median']:g}{agreement}"
+    )

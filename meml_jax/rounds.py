@@ -7,17 +7,25 @@ among them, lie in its folder `round{r}`, and are reused and resumed in the same
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import clustering, devices, embeddings, heads, pseudo_labels, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
+from meml_jax.layers import FEN
+from meml_jax.meta_train import to_float
 from meml_jax.model import Model, make_model, restore_params
-from meml_jax.types import Dataset, Params, Report, UserError
+from meml_jax.types import Array, Dataset, Params, Report, UserError
 from meml_jax.workdir import fingerprint, load_product
+
+SCALED_BY = 500  # images at most
 
 
 def check(config: Config) -> None:
@@ -72,12 +80,31 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
 
 
 def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | None:
-    """Load the FEN that every round's training starts from; None: it is drawn at random."""
+    """Load the FEN that every round's training starts from; None: it is drawn at random.
+
+    Its features are brought to the scale of those of a FEN drawn at random. The contrastive loss
+    sees directions only and lets lengths grow, to twentyfold on Omniglot; with them the CLN's first
+    losses are in the hundreds, and their gradients destroy what the FEN has learned.
+    """
     if config.train.init == "random":
         return None
     shape = dataset.train.images.shape[1:]
     trained = folder(config, 1, workdir) / "embedding"
-    return contrastive.load(trained, shape, config.embedding)["fen"]
+    fen = contrastive.load(trained, shape, config.embedding)["fen"]
+    images = dataset.train.images
+    sample = to_float(jnp.asarray(images[:: -(-len(images) // SCALED_BY)]))
+    module = FEN(config.network.channels)
+    fresh = module.init(jax.random.key(0), sample[:1])["params"]
+    factor = _root_mean_square(module, fresh, sample) / _root_mean_square(module, fen, sample)
+    last = max(fen)  # linear, so its output is multiplied
+    return {**fen, last: jax.tree.map(lambda x: factor * x, fen[last])}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _root_mean_square(module: FEN, params: Params, images: Array) -> Array:
+    """Compute sqrt(mean r^2) of features r of images [N, H, W, C]."""
+    r: Any = module.apply({"params": params}, images)
+    return jnp.sqrt(jnp.mean(jnp.square(r)))
 
 
 @devices.first_alone

@@ -179,4 +179,6 @@ def load_product(
         raise UserError(
             f"{path.parent} holds training on other images; use another --workdir or the old images"
         )
+    if arrays:
+        report(f"{path} was made with other settings or from other images, and is made anew")
     return None

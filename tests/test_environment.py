@@ -96,3 +96,11 @@ def test_each_kind_of_cpu_has_its_own_folder(tmp_path):
 
     assert key("fpu avx2", 2000) == key("fpu avx2", 3100) != key("fpu avx2 avx512f", 2000)
     assert environment._cpu(tmp_path / "absent") == environment._cpu(tmp_path / "absent")
+
+
+def test_the_cores_are_those_that_may_be_used(monkeypatch):
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: {3}, raising=False)
+    assert environment.device_name().endswith(", 1 cores")
+    monkeypatch.delattr(environment.os, "sched_getaffinity")
+    monkeypatch.setattr(environment.os, "cpu_count", lambda: 7)
+    assert environment.device_name().endswith(", 7 cores")

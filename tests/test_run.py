@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -560,3 +562,25 @@ def test_a_small_run_beats_chance_and_learns(tmp_path):
     assert ours["accuracy"] - ours["ci95"] > ours["chance"]
     assert ours["accuracy"] > untrained["accuracy"]
     assert pixels["accuracy"] > ours["accuracy"]
+
+
+STOPPED = """
+import sys, threading, time
+sys.path.insert(0, sys.argv[1])
+import console
+
+def work():
+    threading.Thread(target=time.sleep, args=(60,)).start()  # what Python would wait for
+    print("begun")
+    raise KeyboardInterrupt
+
+console.leave(console.exit_code(work))
+"""
+
+
+def test_a_stopped_program_does_not_wait_for_what_still_runs():
+    command = [sys.executable, "-c", STOPPED, str(programs.ROOT / "experiments")]
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 128 + signal.SIGINT and time.monotonic() - began < 50
+    assert done.stdout == "begun\nstopped; the same command goes on\n" and not done.stderr
