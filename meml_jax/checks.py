@@ -60,6 +60,8 @@ def before_loading(config: Config) -> None:
     for field in POSITIVE:
         if values[field] <= 0:
             raise UserError(f"{field}={values[field]}, expected above 0")
+    if config.outer.fen_lr is not None and config.outer.fen_lr <= 0:
+        raise UserError(f"outer.fen_lr={config.outer.fen_lr}, expected above 0, or None: outer.lr")
     if config.seed + config.seeds > 2**32:
         raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")
     for field in SEEDS:

@@ -143,6 +143,7 @@ class OuterConfig:
     """The outer update, eq. 4."""
 
     lr: float = 1e-4  # Adam
+    fen_lr: float | None = None  # that of theta, where it is to be another
     clip: float = 5.0  # element-wise
     meta_batch: int = 1  # tasks a step
     weight_on: str = "meta"  # Gamma multiplies the meta loss, or the inner losses (released code)

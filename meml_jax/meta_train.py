@@ -24,8 +24,22 @@ METRICS = ("loss", "accuracy", "inner_loss", "active", "logit_spread")
 
 
 def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
-    """Build the outer optimizer: element-wise clip, then Adam (supplement)."""
-    return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
+    """Build the outer optimizer: element-wise clip, then Adam (supplement).
+
+    Differs from the paper where `fen_lr` is set: theta has a rate of its own. A FEN that is trained
+    already needs a lower one than a CLN that begins at random.
+    """
+    if config.fen_lr is None:
+        return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
+    rates = {"fen": optax.adam(config.fen_lr), "others": optax.adam(config.lr)}
+
+    def rate_of(params: Params) -> Params:
+        return {
+            role: jax.tree.map(lambda _: "fen" if role == "fen" else "others", tree)  # noqa: B023
+            for role, tree in params.items()
+        }
+
+    return optax.chain(optax.clip(config.clip), optax.multi_transform(rates, rate_of))
 
 
 def init_state(

@@ -127,6 +127,25 @@ def test_a_meta_batch_is_the_mean_of_its_tasks():
     assert_close(whole, jax.tree.map(lambda *x: sum(x) / 3, *parts))
 
 
+def test_theta_may_have_a_rate_of_its_own():
+    params = tiny.parameters(tiny.network("meml"))
+    gradient = jax.tree.map(lambda x: 7 * jnp.cos(x), params)  # some of it is clipped
+
+    def after(**fields):
+        tx = meta_train.outer_optimizer(OuterConfig(**fields))
+        state = meta_train.TrainState(jnp.int32(0), params, tx.init(params))
+        for _ in range(2):
+            state = meta_train.apply_meta_grad(state, gradient, tx=tx)
+        return state.params
+
+    both, slow, fast = after(lr=0.01, fen_lr=0.001), after(lr=0.001), after(lr=0.01)
+    for role in params:
+        assert_close(both[role], (slow if role == "fen" else fast)[role])
+    assert_close(after(lr=0.01, fen_lr=0.01), fast)
+    with pytest.raises(AssertionError):
+        assert_close(slow["cln"], fast["cln"])
+
+
 @pytest.mark.slow
 def test_gamma_weights_the_meta_loss_or_the_inner_losses():
     net = tiny.network("meml")

@@ -465,8 +465,9 @@ def test_images_too_small_for_the_network(tmp_path):
         ("embedding.name", "pcaa"), ("tasks.balance", "all"), ("tasks.num_buckets", 0),
         ("tasks.num_random_query", -1), ("tasks.labels", "none"), ("network.channels", 0),
         ("network.hidden", -2), ("outer.lr", -1), ("outer.clip", 0), ("inner.lr", -0.1),
-        ("train.steps", 0), ("train.log_every", 0), ("seed", -1), ("seed", 2**32),
-        ("data.split_seed", -1), ("clustering.num_clusters", 10_000), ("clustering.max_iter", 0),
+        ("outer.fen_lr", 0.0), ("train.steps", 0), ("train.log_every", 0), ("seed", -1),
+        ("seed", 2**32), ("data.split_seed", -1), ("clustering.num_clusters", 10_000),
+        ("clustering.max_iter", 0),
     ],
 )  # fmt: skip
 def test_settings_of_later_stages_are_refused_before_the_first(tmp_path, field, value):
