@@ -156,7 +156,8 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
             )
         embedding_report.write(config, dataset, z, clusters, folder)
         info, sizes = clusters.info, folder / "figures" / "cluster_sizes.png"
-        figures.cluster_sizes(clusters.table.size, sizes, dropped=info["dropped"])
+        name = embedding_report.clusters_name(config, dataset)
+        figures.cluster_sizes(clusters.table.size, sizes, name=name, info=info)
     made = read_json(first / "embedding.json") or {}
     validation = agreement_of_others(others, dataset.validation, config)
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -163,30 +164,35 @@ def _layers(maps: Sequence[np.ndarray]) -> list[str]:
 
 
 def cluster_sizes(
-    sizes: Sequence[int] | np.ndarray, path: str | os.PathLike[str], *, dropped: int = 0
+    sizes: Sequence[int] | np.ndarray,
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    info: Mapping[str, Any],
 ) -> None:
     """Draw how many clusters have which size.
 
     Args:
       sizes: images of each kept cluster, int [C].
       path: PNG to write.
-      dropped: number of clusters that were too small to keep.
+      name: of the clusters, for the title.
+      info: `clustering` as in `results.json`: `dropped`, the number of clusters that were too small
+        to keep, and, where true classes are known, `purity` and `nmi`.
     """
     sizes = np.asarray(sizes)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(6.8, 4.0), layout="constrained")
         ax = figure.subplots()
         low, high, median = int(sizes.min()), int(sizes.max()), float(np.median(sizes))
         # Bins are whole numbers of images, so that no bin spans one size more than the next.
         width = -(-(high - low + 1) // 60)
         edges = np.arange(low, high + width + 1, width) - 0.5
         counts = np.histogram(sizes, edges)[0]
-        ax.bar(edges[:-1], counts, width, align="edge", color=COLORS[5], edgecolor="white", lw=0.4)
-        if counts.max() > 50 * counts[counts > 0].min():
-            ax.set(yscale="log", ylim=(0.5, 2 * counts.max()))
-            ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        else:
-            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        some = counts > 0
+        # With the edge even a single cluster is seen.
+        look: dict[str, Any] = {"color": COLORS[5], "edgecolor": COLORS[0], "lw": 0.8}
+        ax.bar(edges[:-1][some], counts[some], width, align="edge", **look)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlim(edges[0] - width, edges[-1] + width)
         ax.axvline(median, color=COLORS[1])
@@ -194,9 +200,13 @@ def cluster_sizes(
             median, 1.01, f"median {median:g}", color=COLORS[1], ha="center", va="bottom",
             transform=ax.get_xaxis_transform(),
         )  # fmt: skip
-        ax.set(xlabel="cluster size (images)", ylabel="number of clusters")
+        bins = f"bars of {width} sizes" if width > 1 else "a bar for each size"
+        ax.set(xlabel=f"cluster size (images), {bins}", ylabel="number of clusters")
         span = f"{low} to {high}" if low < high else f"{low}"
-        ax.set_title(f"clusters: {len(sizes)} kept, of {span} images; {dropped} dropped", pad=20)
+        facts = f"{len(sizes)} clusters kept, of {span} images; {info['dropped']} dropped"
+        if info.get("purity") is not None:
+            facts += f"; purity {info['purity']:.3f}, NMI {info['nmi']:.3f}"
+        ax.set_title(wrapped(f"{name}\n{facts}", 6.8), pad=20)
         save(figure, path)
 
 
@@ -257,6 +267,11 @@ def look_of(i: int) -> dict[str, Any]:
 def picture(image: np.ndarray) -> np.ndarray:
     """Bring an image [H, W, C] to what `imshow` takes: [H, W] where it is gray."""
     return image[..., 0] if image.shape[-1] == 1 else image
+
+
+def wrapped(title: str, inches: float) -> str:
+    """Break a title's lines where they are wider than so many inches, about 11 letters each."""
+    return "\n".join(textwrap.fill(line, int(11 * inches)) for line in title.splitlines())
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:

@@ -15,6 +15,15 @@ _SETTINGS = (
     "test.checkpoint",
 )  # fmt: skip
 
+_CAPTIONS = {
+    "embedding_neighbours": "Images at random, and those whose embeddings are nearest to theirs.",
+    "embedding_map": "Images of a few classes, or of clusters where no classes are known, by what "
+    "is near what in the embedding; distances between far groups mean nothing.",
+    "embedding_clusters": "What is in a cluster, from the largest to the smallest: images from the "
+    "nearest to its mean to the farthest, framed, where true classes are known, by whether they "
+    "are of the class that is most frequent in it.",
+}
+
 
 def series_name(results: Mapping[str, Any], series: Mapping[str, Any]) -> str:
     """Name one curve of `results`: its own name, else the learner and head of the run."""
@@ -43,7 +52,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
         _few_shot(results) if _is_few_shot(results) else _accuracy(results),
         _clustering(results.get("clustering") or {}),
         _cost(results.get("meta_train") or {}),
-        ["## Figures", *(f"![{_title(path)}]({path})" for path in figures)] if figures else [],
+        ["## Figures", *(block for path in figures for block in _figure(path))] if figures else [],
     ]
     return "\n\n".join(block for part in parts for block in part) + "\n"
 
@@ -247,6 +256,12 @@ def plain(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _figure(path: str) -> list[str]:
+    """Show a figure, with a sentence where there is one."""
+    caption = _CAPTIONS.get(PurePath(path).stem)
+    return [f"![{_title(path)}]({path})"] + ([caption] if caption else [])
 
 
 def _title(path: str) -> str:

@@ -184,7 +184,10 @@ def write_report(
     mapped = feature_maps.of_clusters(params, attended, channels=config.network.channels)
     figures.feature_maps(mapped, folder / "feature_maps.png")
     figures.cluster_sizes(
-        clusters.table.size, folder / "cluster_sizes.png", dropped=clusters.info["dropped"]
+        clusters.table.size,
+        folder / "cluster_sizes.png",
+        name=embedding_report.clusters_name(config, dataset),
+        info=clusters.info,
     )
     figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
     names = [*curve, "clusters", "feature_maps", "cluster_sizes", "training"]

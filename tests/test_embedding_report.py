@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from meml_jax import embedding_figures, embedding_report
+from meml_jax import embedding_figures, embedding_report, presets
 from meml_jax.config import Config
 from meml_jax.embeddings import acai
 from meml_jax.settings import override
 from meml_jax.types import Clusters, Dataset, Split, TaskTable
+
+PAGES = ["embedding_neighbours", "embedding_map", "embedding_clusters"]
 
 
 def pixels(path):
@@ -48,11 +50,84 @@ def clusters(labels):
 
 
 def test_nearest_by_hand():
-    z = np.array([[0.0, 0], [3, 0], [1, 0], [0, 2], [10, 10], [0, 1]], np.float32)
-    expected = [[2, 5, 3], [2, 0, 5]]
+    z = np.array([[0, 0], [3, 0], [1, 0], [0, 2], [10, 10], [0, 1.5]], np.float32)
     found = embedding_report.nearest(z, np.array([0, 1]), 3)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, [[2, 5, 3], [2, 0, 5]])
     np.testing.assert_array_equal(embedding_report.nearest(z, np.array([4]), 5)[0, -1], 0)
+
+
+def test_an_image_is_not_its_own_neighbour_among_copies():
+    found = embedding_report.nearest(np.ones((9, 4), np.float32), np.arange(9), 3)
+    assert found.shape == (9, 3)
+    assert not (found == np.arange(9)[:, None]).any()
+    assert all(len(set(row)) == 3 for row in found.tolist())
+
+
+def test_neighbours_of_the_same_class_by_hand():
+    # Classes on a line: 0 at 0 and 1, 1 at 2, 3.1 and 9, 2 alone at 5.
+    z = np.array([[0], [1], [2.2], [3.1], [9], [5]], np.float32)
+    labels = np.array([0, 0, 1, 1, 1, 2])
+    rows = np.arange(6)
+    found = embedding_report.nearest(z, rows, 2)
+    np.testing.assert_array_equal(found, [[1, 2], [0, 2], [3, 1], [2, 5], [5, 3], [3, 2]])
+    share, most = embedding_report.same_class(labels, rows, found)
+    assert share == pytest.approx((1 + 1 + 1 + 1 + 1 + 0) / 12)
+    assert most == pytest.approx((1 + 1 + 2 + 2 + 2 + 0) / 12)
+    share, most = embedding_report.same_class(labels, rows[4:], found[4:])
+    assert (share, most) == (pytest.approx(1 / 4), pytest.approx(2 / 4))
+
+
+def test_neighbours_are_counted_on_as_many_images_as_time_allows(monkeypatch):
+    labels, titles = np.arange(30) % 5, []
+    z = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    monkeypatch.setattr(
+        embedding_figures, "neighbours", lambda *_, title, **__: titles.append(title)
+    )
+    for limit in (1e9, 15 * 30 * 4, 1):
+        monkeypatch.setattr(embedding_report, "MULTIPLICATIONS", limit)
+        rng = np.random.default_rng(0)
+        embedding_report._neighbours(split().images, labels, z, rng, Path("n.png"), "drawings")
+    for counted, title in zip(("all 30", "15 of the 30", "10 of the 30"), titles, strict=True):
+        assert f"(mean over {counted} images)" in title and "at most 5.00 can be" in title
+    found = embedding_report.nearest(z, np.arange(30), 10)
+    share, _ = embedding_report.same_class(labels, np.arange(30), found)
+    assert f"{10 * share:.2f} of the 10 nearest are" in titles[0]
+
+
+def test_clusters_at_quantiles_of_size():
+    # Cluster 10 + i has i images; 3 of 1..9, the largest first, are those of 9, 5 and 1.
+    labels = np.repeat(10 + np.arange(1, 10), np.arange(1, 10))
+    np.testing.assert_array_equal(embedding_report.by_size(labels, 3), [19, 15, 11])
+    np.testing.assert_array_equal(embedding_report.by_size(labels, 1), [19])
+    np.testing.assert_array_equal(embedding_report.by_size(labels, 99), np.arange(19, 10, -1))
+    same = np.array([4, 2, 2, 7, 7, 4])
+    np.testing.assert_array_equal(embedding_report.by_size(same, 8), [2, 4, 7])
+
+
+def test_images_of_a_cluster_from_its_mean():
+    z = np.array([[-9.0], [1], [3], [0], [5]], np.float32)  # the mean is 0
+    np.testing.assert_array_equal(embedding_report.from_mean(z, 9), [3, 1, 2, 4, 0])
+    np.testing.assert_array_equal(embedding_report.from_mean(z, 3), [3, 2, 0])
+    np.testing.assert_array_equal(embedding_report.from_mean(z[:1], 3), [0])
+
+
+def test_titles_tell_embeddings_apart():
+    def names(row, **more):
+        config = override(Config(), {**presets.EMBEDDINGS[row], **more})
+        data = dataset()
+        name = embedding_report.clusters_name(config, data)
+        if config.tasks.labels == "clusters":
+            assert name.startswith(embedding_report.embedding_name(config, data))
+        return name
+
+    assert len({names(row) for row in presets.EMBEDDINGS}) == len(presets.EMBEDDINGS)
+    assert names("contrastive_ward") == (
+        "drawings, embedding contrastive, whiten=0.5, length 1, k-means from ward"
+    )
+    assert names("pixels") == "drawings, embedding pixels, k-means from k-means++"
+    again = names("pixels", **{"clustering.rounds": 2})
+    assert again == "drawings, meta-trained FEN, k-means from k-means++"
+    assert names("pixels", **{"tasks.labels": "true"}) == "drawings, true classes"
 
 
 def test_rows_of_the_map():
@@ -88,17 +163,17 @@ def test_the_map_keeps_groups_together():
     np.testing.assert_array_equal(own, np.arange(60) // 20)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize(("channels", "labelled"), [(1, False), (3, True)])
 def test_the_figures_of_an_embedding(tmp_path, channels, labelled):
     data = dataset(channels=channels, labelled=labelled)
     z = np.random.default_rng(1).normal(size=(30, 4)).astype(np.float32)
     names = embedding_report.write(Config(), data, z, clusters(np.arange(30) % 3), tmp_path)
-    assert names == ["embedding_neighbours", "embedding_map"]
+    assert names == PAGES
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{n}.png" for n in names}
-    page = tmp_path / "figures" / "embedding_neighbours.png"
-    assert has_color(page, embedding_figures._SAME) == labelled
-    assert has_color(page, embedding_figures._OTHER) == labelled
+    for name in ("embedding_neighbours", "embedding_clusters"):
+        page = tmp_path / "figures" / f"{name}.png"
+        assert has_color(page, embedding_figures._SAME) == labelled
+        assert has_color(page, embedding_figures._OTHER) == labelled
     assert min(pixels(tmp_path / "figures" / "embedding_map.png").shape[:2]) > 500
     before = {p.name: p.read_bytes() for p in (tmp_path / "figures").iterdir()}
     embedding_report.write(Config(), data, z, clusters(np.arange(30) % 3), tmp_path)
@@ -108,7 +183,7 @@ def test_the_figures_of_an_embedding(tmp_path, channels, labelled):
 def test_two_images_are_enough(tmp_path):
     data = dataset(count=2, classes=1)
     z = np.array([[0.0], [1.0]], np.float32)
-    assert len(embedding_report.write(Config(), data, z, clusters(np.zeros(2)), tmp_path)) == 2
+    assert embedding_report.write(Config(), data, z, clusters(np.zeros(2)), tmp_path) == PAGES
 
 
 @pytest.mark.slow
@@ -126,7 +201,7 @@ def test_the_figures_of_an_autoencoder(tmp_path):
     data = dataclasses.replace(dataset(), train=part)
     z = encode(part.images)
     names = embedding_report.write(config, data, z, clusters(np.arange(30) % 3), tmp_path)
-    assert names[2:] == ["embedding_reconstructions", "embedding_interpolations"]
+    assert names[3:] == ["embedding_reconstructions", "embedding_interpolations"]
     for name in names:
         assert pixels(tmp_path / "figures" / f"{name}.png").std() > 5
 

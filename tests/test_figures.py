@@ -79,8 +79,12 @@ def test_cluster_grid(tmp_path, clusters):
 
 @pytest.mark.parametrize("sizes", [[20], [2, 2, 3], RNG.geometric(0.05, 1000), [1, 10_000]])
 def test_cluster_sizes(tmp_path, sizes):
-    figures.cluster_sizes(sizes, tmp_path / "s.png", dropped=4)
-    check(tmp_path / "s.png", tmp_path)
+    def draw(**info):
+        figures.cluster_sizes(sizes, tmp_path / "s.png", name="drawings, pca", info=info)
+        return check(tmp_path / "s.png", tmp_path)
+
+    # What is known of the true classes is said.
+    assert not np.array_equal(draw(dropped=4, purity=None), draw(dropped=4, purity=0.5, nmi=0.75))
 
 
 def test_training_curves(tmp_path):

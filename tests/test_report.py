@@ -74,6 +74,8 @@ def test_the_rest_of_the_report():
     ):  # fmt: skip
         assert line in text.splitlines(), line
     assert "whose labels serve this report only" in text
+    text = report.render(results, figures=["figures/a.png", "figures/embedding_clusters.png"])
+    assert text.split("![embedding clusters](figures/embedding_clusters.png)\n\nWhat is in")[1]
     assert text.endswith("\n") and "None" not in text and "nan" not in text
 
 
