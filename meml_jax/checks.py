@@ -13,6 +13,7 @@ from meml_jax import (
     feed,
     few_shot,
     meta_test,
+    pseudo_labels,
     rounds,
     tasks,
     training,
@@ -67,7 +68,7 @@ def before_loading(config: Config) -> None:
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
-    if config.embedding.name != "npz" and config.tasks.labels != "true":
+    if config.embedding.name != "npz" and pseudo_labels.needs_embedding(config):
         embeddings.get_embedding(config.embedding.name)
     given.check(config.embedding)
     whitening.check(config.embedding)
@@ -123,8 +124,8 @@ def before_training(config: Config, dataset: Dataset) -> None:
                 f"{images}"
             )
         clustering.check(config.clustering, images)
-        if config.embedding.name != "npz":
-            embeddings.check(config.embedding, dataset.train.images)
+    if config.embedding.name != "npz" and pseudo_labels.needs_embedding(config):
+        embeddings.check(config.embedding, dataset.train.images)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     if config.episodes.ways > len(dataset.train.ids) // 2:
         raise UserError(

@@ -20,6 +20,11 @@ from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
 from meml_jax.workdir import fingerprint, load_product
 
 
+def needs_embedding(config: Config) -> bool:
+    """Tell whether clusters, or the FEN at the start of the training, come from an embedding."""
+    return config.tasks.labels != "true" or config.train.init == "embedding"
+
+
 @devices.first_alone
 def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
     """Embed the training images: float32 [N, D]; writes `embeddings.npz`.
@@ -29,9 +34,14 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
 
     Returns None for an oracle, whose tasks come from the true labels.
     """
-    if config.tasks.labels == "true":
+    if not needs_embedding(config):
         say("embed: not needed, tasks.labels='true'")
         return None
+    z = _embeddings(config, dataset, workdir, say)
+    return None if config.tasks.labels == "true" else z
+
+
+def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray:
     path = workdir / "embeddings.npz"
     # The default precision is not in it, as fields at their default are not.
     precision = [config.precision] * (config.precision != Config().precision)

@@ -8,6 +8,7 @@ from typing import Any
 
 from meml_jax import curves, environment, few_shot
 from meml_jax.config import Config
+from meml_jax.pseudo_labels import needs_embedding
 from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
 
@@ -71,7 +72,7 @@ def collect(
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
         "oracle": oracle,
-        "embedding": None if oracle else {"name": config.embedding.name},
+        "embedding": {"name": config.embedding.name} if needs_embedding(config) else None,
         "clustering": clusters.info,
         "meta_train": meta_train,
         "points_version": points_version(config),

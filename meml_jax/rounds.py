@@ -41,11 +41,11 @@ def check(config: Config) -> None:
         raise UserError(f"train.init={init!r}, expected 'random' or 'embedding'")
     if init == "random":
         return
-    if config.embedding.name != "contrastive" or labels == "true":
+    if config.embedding.name != "contrastive":
         raise UserError(
             "train.init='embedding' starts from the contrastive embedding's FEN, but "
-            f"embedding.name={config.embedding.name!r} and tasks.labels={labels!r}; expected "
-            "'contrastive' and 'clusters'"
+            f"embedding.name={config.embedding.name!r}, expected 'contrastive'; set that, or "
+            "train.init=random"
         )
     if config.embedding.channels != config.network.channels:
         raise UserError(

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meml_jax import embeddings, learners, rounds
+from meml_jax import embeddings, learners, pseudo_labels, rounds
 from meml_jax.config import Config
 from meml_jax.files import load_npz, lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
@@ -40,8 +40,10 @@ def key(stage: str, config: Config) -> str | None:
     """Digest of the settings that a stage's product follows from; None: it is not shared."""
     if stage not in FILES:
         return None
-    if config.tasks.labels == "true" and stage != "train":
-        return None  # no embedding, and no clustering worth a copy
+    if stage == "embed" and not pseudo_labels.needs_embedding(config):
+        return None
+    if stage == "cluster" and config.tasks.labels == "true":
+        return None  # not worth a copy
     if config.clustering.rounds > 1 and stage != "embed":
         return None  # later rounds depend on each other
     names = _FIELDS[stage]

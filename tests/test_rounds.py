@@ -1,5 +1,6 @@
 """Clustering anew what the meta-trained FEN sees, and meta-training from the embedding's FEN."""
 
+import dataclasses
 import json
 import shutil
 
@@ -37,14 +38,6 @@ def quiet(line):
                 "embedding.channels": 64,
             },
             "embedding.channels=64 and network.channels=256",
-        ),
-        (
-            {
-                "train.init": "embedding",
-                "embedding.name": "contrastive",
-                "tasks.labels": "true",
-            },
-            "tasks.labels='true'",
         ),
     ],
 )
@@ -151,6 +144,21 @@ def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
         jax.tree.map(lambda x: x.delete(), state.params["fen"])
     with pytest.raises(AssertionError):
         tiny.assert_same(random.params["fen"], trained)
+    few = dataclasses.replace(
+        dataset.train, images=images, labels=np.arange(20) % 4, ids=dataset.train.ids[:20]
+    )
+    small = dataclasses.replace(dataset, train=few)
+    oracle = override(config, {"tasks.labels": "true", "clustering.rounds": 1})
+    rounds.check(oracle)
+    lines = []
+    assert rounds.embed(oracle, small, tmp_path / "oracle", lines.append) is None
+    assert lines[-1].startswith("embed: contrastive, 20 x 4")
+    own = rounds.initial_fen(oracle, small, tmp_path / "oracle")
+    assert jax.tree.structure(own) == jax.tree.structure(fen)
+    assert pseudo_labels.cluster(oracle, small, None, tmp_path / "oracle", quiet).info["kept"] == 4
+    oracle = override(oracle, {"train.init": "random"})
+    assert rounds.embed(oracle, small, tmp_path / "none", lines.append) is None
+    assert lines[-1] == "embed: not needed, tasks.labels='true'"
     shutil.rmtree(folder)
     with pytest.raises(UserError, match="any more; delete embeddings.npz"):
         rounds.initial_fen(config, dataset, tmp_path)
