@@ -210,7 +210,7 @@ def _page(
     scale = min(0.72, 10 / width)
     size = max(scale * width, 5.0)
     text = wrapped(title, size)
-    high = scale * height + 0.2 * text.count("\n") + 0.8
+    high = scale * height + 0.2 * text.count("\n") + 0.6
     figure = Figure(figsize=(size, high), layout="constrained")
     ax = figure.subplots()
     ax.set(xlim=(-left, columns + right), ylim=(-rows, top), aspect="equal")

@@ -127,7 +127,7 @@ def _clusters(
     chosen = by_size(clusters, CLUSTERS)
     members = [np.flatnonzero(clusters == cluster) for cluster in chosen]
     shown = [rows[from_mean(z[rows], MEMBERS)] for rows in members]
-    said, same = [f"{len(rows)} images" for rows in members], None
+    said, same = [f"{len(rows)} image" + "s" * (len(rows) > 1) for rows in members], None
     if labels is not None:
         frequent = [np.bincount(labels[rows]).argmax() for rows in members]
         same = [labels[rows] == label for rows, label in zip(shown, frequent, strict=True)]

@@ -270,8 +270,8 @@ def picture(image: np.ndarray) -> np.ndarray:
 
 
 def wrapped(title: str, inches: float) -> str:
-    """Break a title's lines where they are wider than so many inches, about 11 letters each."""
-    return "\n".join(textwrap.fill(line, int(11 * inches)) for line in title.splitlines())
+    """Break a title's lines where they are wider than so many inches, about 14 letters each."""
+    return "\n".join(textwrap.fill(line, int(12.5 * inches)) for line in title.splitlines())
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> None:
