@@ -34,7 +34,9 @@ def neighbours(
     rows, columns = images.shape[:2]
     right = 0.4 if same is None else 1.7
     with matplotlib.rc_context(_PAGE):
-        figure, ax = _page(rows, columns, right=right, top=0.45, title=title)
+        figure, ax = _page(
+            rows, columns, right=right, top=0.45, legend=same is not None, title=title
+        )
         ax.text(0.45, 0.12, "image", ha="center", va="bottom", fontsize=9)
         label = "its nearest images, nearest first"
         ax.text(1.4 + (columns - 1) / 2, 0.12, label, ha="center", va="bottom", fontsize=9)
@@ -71,7 +73,7 @@ def clusters(
     """
     with matplotlib.rc_context(_PAGE):
         columns = max(len(own) for own in images)
-        figure, ax = _page(len(images), columns, left=1.6, title=title)
+        figure, ax = _page(len(images), columns, left=1.6, legend=same is not None, title=title)
         for row, (own, name) in enumerate(zip(images, names, strict=True)):
             ax.text(-0.12, -row - 0.5, name, ha="right", va="center", fontsize=9)
             known = [None] * len(own) if same is None else list(same[row])
@@ -201,21 +203,26 @@ def _page(
     right: float = 0.0,
     left: float = 0.0,
     top: float = 0.05,
+    legend: bool = False,
 ) -> tuple[Figure, Axes]:
     """Make axes on which image (row, column) fills a square of side 1, rows going down.
 
-    `right`, `left` and `top` are room for text around the images.
+    `right`, `left` and `top` are room for text around the images, in
+    sides of an image.
     """
     width, height = columns + right + left, rows + top
     scale = min(0.72, 10 / width)
-    size = max(scale * width, 5.0)
-    text = wrapped(title, size)
-    high = scale * height + 0.2 * text.count("\n") + 0.6
-    figure = Figure(figsize=(size, high), layout="constrained")
-    ax = figure.subplots()
+    side = max(scale * width, 5.0)
+    text = wrapped(title, side)
+    # From the bottom, in inches: room for a legend, the images, the title.
+    below, within, above = 0.4 if legend else 0.1, scale * height, 0.18 * text.count("\n") + 0.32
+    high = below + within + above
+    figure = Figure(figsize=(side, high))
+    share = scale * width / side
+    ax = figure.add_axes(((1 - share) / 2, below / high, share, within / high))
     ax.set(xlim=(-left, columns + right), ylim=(-rows, top), aspect="equal")
-    ax.set_title(text)
     ax.axis("off")
+    figure.text(0.5, 1 - 0.1 / high, text, ha="center", va="top")
     return figure, ax
 
 
@@ -243,4 +250,4 @@ def _member_legend(figure: Figure, same: str, other: str) -> None:
         Rectangle((0, 0), 1, 1, fill=False, lw=2.5, ec=color, ls=style, label=name)
         for color, style, name in ((_SAME, "-", same), (_OTHER, _DASHED, other))
     ]
-    figure.legend(handles=frames, loc="outside lower center", ncols=2)
+    figure.legend(handles=frames, loc="lower center", ncols=2)
