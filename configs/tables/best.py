@@ -5,10 +5,12 @@ choice of the preset was made on validation classes of the random split. The pap
 any of it.
 """
 
+from typing import Any
+
 from meml_jax.tables import Row, Table
 
 RANDOM, OFFICIAL = "Random split: 1100, 100, 423 classes", "Official split: 964, 659 classes"
-VALUES = {
+VALUES: dict[str, dict[str, Any]] = {
     RANDOM: {
         "test.num_classes": (10, 50, 100, 200),
         "test.heads": ("prototype", "sgd", "sgd_reservoir"),
