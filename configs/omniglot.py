@@ -57,6 +57,8 @@ ROWS: dict[str, dict[str, Any]] = {
 
 SMALL = SMOKE | {
     "embedding.name": "pca",
+    "train.init": "random",
+    "outer.fen_lr": None,
     "embedding.dim": 64,
     "embedding.whiten": 0.0,
     "embedding.normalize": True,

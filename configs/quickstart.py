@@ -45,6 +45,7 @@ VALUES = {
 SMOKE = {
     "embedding.name": "pca",
     "train.init": "random",
+    "outer.fen_lr": None,
     "data.num_classes": 60,
     "clustering.num_clusters": 40,
     "tasks.num_buckets": 2,

@@ -38,9 +38,14 @@ def table(rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
+def row_names() -> list[str]:
+    """List the rows that there may be: those that set something, then the other embeddings."""
+    return list(dict.fromkeys([*ROWS, *EMBEDDINGS, "npz"]))
+
+
 def stored(workdir: Path, dataset: Dataset) -> Rows:
-    """Read the finished rows on these images, in the order of `ROWS`, all seeds of each."""
-    names = list(dict.fromkeys([*ROWS, *EMBEDDINGS, "npz"]))
+    """Read the finished rows on these images, in the order of `row_names`, all seeds of each."""
+    names = row_names()
     found = [(name, read_row(path)) for name in names for path in workdir.glob(f"{name}/seed*")]
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
     return sorted(here, key=lambda pair: (names.index(pair[0]), pair[1]["seed"]))

@@ -4,14 +4,15 @@
         --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
         [--config.a.b=value] [--write_docs=docs/results.md]
 
-Each row is a run of `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and
-those of the row in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows
-that differ in whitening and clustering only have one training, and where WORKDIR is a folder in
-the results of `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table
-of all rows that are finished there, and leaves it in `WORKDIR/table.md`, the figures in
-`WORKDIR/ROW/seedN/figures`. True labels serve the table and the figures only: the agreement of
-clusters with them on the training images, and, to choose by, on the validation images, embedded
-likewise and put into as many clusters as there are classes.
+A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them. Each is a
+run of `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and those of the row
+in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows that differ in
+whitening and clustering only have one training, and where WORKDIR is a folder in the results of
+`tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table of all rows that
+are finished there, and leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/seedN/figures`.
+True labels serve the table and the figures only: the agreement of clusters with them on the
+training images, and, to choose by, on the validation images, embedded likewise and put into as many
+clusters as there are classes.
 
 DeepCluster and SeLa have the number of pseudo-labels of the file, or
 `--config.embedding.num_pseudo_labels`; ACAI needs images whose code has at most `embedding.dim`
@@ -25,7 +26,7 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 from console import exit_code, leave, say, split_overrides
-from embedding_table import FINISHED, block, read_row, stored, table
+from embedding_table import FINISHED, block, read_row, row_names, stored, table
 
 from meml_jax import (
     checks,
@@ -67,7 +68,7 @@ NAMED_AFTER = (
 )  # fmt: skip
 """Fields that make a row what its name says."""
 
-flags.DEFINE_list("rows", list(ROWS), "Rows of the table, by name.")
+flags.DEFINE_list("rows", list(ROWS), "Rows of the table, or embeddings, by name.")
 flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
 
 
@@ -82,11 +83,11 @@ def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
     Raises:
       UserError: no such row, or settings that no row has.
     """
-    if row not in ROWS and row not in (*embeddings.EMBEDDINGS, "npz"):
-        known = ", ".join(dict.fromkeys([*ROWS, *embeddings.EMBEDDINGS, "npz"]))
-        raise UserError(f"--rows has {row!r}, expected some of {known}")
-    # Nothing is trained from the clusters here, so where that would start need not fit the row.
-    config = override(config, {"train.init": "random", **values_of(row), **given})
+    if row not in row_names():
+        raise UserError(f"--rows has {row!r}, expected some of {', '.join(row_names())}")
+    config = override(config, {**values_of(row), **given})
+    if config.clustering.rounds == 1:  # nothing is trained here, so its start need not fit the row
+        config = override(config, {"train.init": "random"})
     if config.seeds != 1:
         raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
     if config.tasks.labels == "true":
@@ -199,13 +200,17 @@ def compare(
         try:
             embeddings.check(each.embedding, dataset.train.images)
             clustering.check(each.clustering, len(dataset.train.images))
+            pseudo_labels.inputs(each, dataset)
         except UserError as error:
             raise UserError(f"row {name}: {error}") from None
     for name, each in settings.items():
         say(f"== {name}")
         each = choices.complete(each, dataset, say)
         path = workdir / name / f"seed{each.seed}" / FINISHED
-        parts = (each.embedding, each.clustering, each.tasks, each.seed, each.precision)
+        parts: tuple[Any, ...] = (each.embedding, each.clustering, each.tasks, each.seed)
+        parts += (each.precision,)
+        if each.clustering.rounds > 1:
+            parts += (each.network, each.inner, each.outer, each.train, each.learner)
         inputs = (dataset.content_hash, *pseudo_labels.inputs(each, dataset))
         wanted = fingerprint(*parts, *inputs)
         if read_row(path.parent)["settings"] == wanted:
@@ -220,6 +225,18 @@ def compare(
     say(table(rows))
     if docs:
         table_report.write_into(expand_home(docs), name_of(config), block(rows, dataset))
+
+
+def told(file: str, overrides: Sequence[str]) -> str:
+    """Write the flags of a call for a document, with names in place of paths."""
+    named = {"--config.data.dir": "--config.data.dir=DIR"}
+    for override_ in overrides:
+        flag = override_.partition("=")[0]
+        named[flag] = override_
+        for path, name in (("--config.data.dir", "DIR"), ("--config.embedding.file", "FILE")):
+            if flag == path:
+                named[flag] = f"{path}={name}"
+    return shlex.join([f"--config={file}", *named.values()])
 
 
 def name_of(config: Config) -> str:
@@ -248,12 +265,7 @@ def main(argv: list[str]) -> int:
             table_report.check_document(expand_home(docs), name_of(config))
         i = next(i for i, arg in enumerate(rest) if arg.startswith("--config"))
         file = rest[i].partition("=")[2] or rest[i + 1]
-        names_of = {"--config.data.dir": "DIR", "--config.embedding.file": "FILE"}
-        told = [arg for arg in overrides if arg.partition("=")[0] not in names_of]
-        paths = [arg.partition("=")[0] for arg in ("--config.data.dir=", *overrides)]
-        named = dict.fromkeys(f"{flag}={names_of[flag]}" for flag in paths if flag in names_of)
-        given = shlex.join([f"--config={file}", *named, *told])
-        compare(config, settings, workdir, given, docs)
+        compare(config, settings, workdir, told(file, overrides), docs)
         return 0
 
     return exit_code(work)

@@ -43,7 +43,7 @@ ONLY_WITH = {  # what a field is for: (another field, its values)
 NOT_OF_EPISODES = (
     "max_size", "min_used", "usable_fraction", "support_fraction", "num_random_query",
 )  # fmt: skip
-POSITIVE = ("outer.lr", "outer.clip")
+POSITIVE = ("outer.lr", "outer.fen_lr", "outer.clip")
 MOST_STORED = 10_000_000  # images that a rehearsal keeps
 SEEDS = ("seed", "data.split_seed")  # NumPy and scikit-learn take 32 bits
 
@@ -59,10 +59,8 @@ def before_loading(config: Config) -> None:
         if values[field] < least:
             raise UserError(f"{field}={values[field]}, expected at least {least}")
     for field in POSITIVE:
-        if values[field] <= 0:
+        if values[field] is not None and not 0 < values[field] < np.inf:
             raise UserError(f"{field}={values[field]}, expected above 0")
-    if config.outer.fen_lr is not None and config.outer.fen_lr <= 0:
-        raise UserError(f"outer.fen_lr={config.outer.fen_lr}, expected above 0, or None: outer.lr")
     if config.seed + config.seeds > 2**32:
         raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")
     for field in SEEDS:
@@ -124,7 +122,7 @@ def before_training(config: Config, dataset: Dataset) -> None:
                 f"{images}"
             )
         clustering.check(config.clustering, images)
-    if config.embedding.name != "npz" and pseudo_labels.needs_embedding(config):
+    if pseudo_labels.needs_embedding(config):
         embeddings.check(config.embedding, dataset.train.images)
     place = feed.place(config.train.images_on, dataset.train.images.nbytes)
     if config.episodes.ways > len(dataset.train.ids) // 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,9 @@ from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
+
+IMAGES = ("content_hash", "test_hash", "note")
+"""Fields of `results.json` that tell what was trained on and tested."""
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
@@ -102,7 +105,9 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             say(f"left out: {path} (damaged, or no results.json: {type(error).__name__} {error})")
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # an oracle has none
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError
+        ):  # most oracles have none
             embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
             results["embedding_seconds"] = embedding["seconds"]
         found.setdefault(row, {})[seed] = results
@@ -159,16 +164,24 @@ def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
     return any(one is line and one.cells[at].accuracy == top for one in fair)
 
 
-def place_of(point: Mapping[str, Any]) -> At:
-    """Say where on a curve a point of `results.json` lies."""
-    n: int = point["num_classes"]
-    return (n, point["shots"]) if "shots" in point else n
+def points_of(results: Mapping[str, Any], head: str) -> dict[At, Mapping[str, Any]]:
+    """List the points of a head's curve in `results.json` by where they lie."""
+    found: dict[At, Mapping[str, Any]] = {}
+    for curve in (results["meta_test"], *results["comparisons"]):
+        for point in curve["points"] if curve["head"] == head else []:
+            n: int = point["num_classes"]
+            found[(n, point["shots"]) if "shots" in point else n] = point
+    return found
 
 
 def columns(lines: Sequence[Line]) -> list[At]:
     """List where anything is measured, by us or by the paper."""
-    every: set[At] = {at for line in lines for at in (*line.cells, *line.paper)}
-    return sorted(every, key=lambda at: (at,) if isinstance(at, int) else at)
+    return in_order({at for line in lines for at in (*line.cells, *line.paper)})
+
+
+def in_order(places: Iterable[At]) -> list[At]:
+    """Sort numbers of classes, or (ways, shots)."""
+    return sorted(places, key=lambda at: (at,) if isinstance(at, int) else at)
 
 
 def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> list[Line]:
@@ -238,9 +251,8 @@ def _of_row(
 def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
     points: dict[At, list[Mapping[str, Any]]] = {}
     for one in results:
-        for curve in (one["meta_test"], *one["comparisons"]):
-            for point in curve["points"] if curve["head"] == head else []:
-                points.setdefault(place_of(point), []).append(point)
+        for at, point in points_of(one, head).items():
+            points.setdefault(at, []).append(point)
     return {at: combine(of_seeds) for at, of_seeds in points.items()}
 
 
@@ -250,7 +262,7 @@ def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     for seed, results in sorted(runs.items()):
         values = flatten(from_dict(results["config"]))
         values = {k: v for k, v in values.items() if k != "seed" and k not in PLACES}
-        images = [results.get(name) for name in ("content_hash", "test_hash", "note")]
+        images = [results.get(name) for name in IMAGES]
         groups.setdefault(fingerprint(values, images), []).append(seed)
     return list(groups.values())
 

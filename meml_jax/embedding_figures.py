@@ -171,7 +171,8 @@ def embedding_map(
     # A map that is nearly a line is given some room across it.
     side = np.maximum(high - low, max(0.5 * float((high - low).max()), 1e-6)) * 1.06
     middle = (low + high) / 2
-    height = min(width * float(side[1] / side[0]), 1.1 * width)
+    side[0] = max(side[0], side[1] / 1.1)  # no map is much higher than it is wide
+    height = width * float(side[1] / side[0])
     parts = np.array([0.1, height, 0.1, cell * lines, 0.2 * text.count("\n") + 0.32])
     bottom = np.cumsum(parts) / parts.sum()
     with matplotlib.rc_context(_PAGE):

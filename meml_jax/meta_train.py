@@ -34,10 +34,7 @@ def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     rates = {"fen": optax.adam(config.fen_lr), "others": optax.adam(config.lr)}
 
     def rate_of(params: Params) -> Params:
-        return {
-            role: jax.tree.map(lambda _: "fen" if role == "fen" else "others", tree)  # noqa: B023
-            for role, tree in params.items()
-        }
+        return {role: "fen" if role == "fen" else "others" for role in params}
 
     return optax.chain(optax.clip(config.clip), optax.multi_transform(rates, rate_of))
 

@@ -10,14 +10,25 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from meml_jax import checkpoints, devices, episodes, meta_train, task_spec, tasks
+from meml_jax import (
+    checkpoints,
+    devices,
+    embeddings,
+    episodes,
+    meta_train,
+    task_spec,
+    tasks,
+)
 from meml_jax.config import Config, OuterConfig
+from meml_jax.embeddings import contrastive
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner, identity
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
 from meml_jax.workdir import fingerprint
+
+INIT_VERSION = 2  # of what `train.init=embedding` starts from: at the scale of a fresh FEN
 
 
 class Model(NamedTuple):
@@ -51,7 +62,9 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
     settings = (config.tasks, config.network, config.inner, config.outer)
     parts: tuple[Any, ...] = (*settings, clusters.fingerprint)
     parts += (config.episodes,) if config.episodes.ways else ()
-    parts += (config.train.init,) if config.train.init != "random" else ()
+    if config.train.init != "random":
+        trained = [getattr(config.embedding, field) for field in contrastive.TRAINED_BY]
+        parts += (config.train.init, INIT_VERSION, trained, *embeddings.version(config.embedding))
     return Model(network, sampler, fingerprint(*origin, *parts))
 
 

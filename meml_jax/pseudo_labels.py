@@ -46,7 +46,8 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     # The default precision is not in it, as fields at their default are not.
     precision = [config.precision] * (config.precision != Config().precision)
     made_from = (config.embedding, config.seed, dataset.content_hash, *precision)
-    wanted = fingerprint(*made_from, *inputs(config, dataset))
+    more = inputs(config, dataset)
+    wanted = fingerprint(*made_from, *more)
     if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
@@ -54,7 +55,7 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     info: dict[str, Any] = {}
     started = time.monotonic()
     if config.embedding.name == "npz":
-        z, of_others = given.load(config.embedding, dataset)
+        z, of_others = more or given.load(config.embedding, dataset)
     else:
         key = key_for("embed", config.seed)
         fit = embeddings.get_embedding(config.embedding.name).fit
@@ -164,7 +165,7 @@ def _told(info: Mapping[str, Any], config: Config) -> str:
     if info["purity"] is not None:
         agreement = (
             f", purity {info['purity']:.3f}, NMI {info['nmi']:.3f}, adjusted Rand "
-            f"{info['adjusted_rand']:.3f} (report only)"
+            f"{info.get('adjusted_rand', float('nan')):.3f} (report only)"
         )
     source = "" if settings.labels == "clusters" else " true classes"
     truncated = settings.balance_size if settings.balance == "truncate" else 0

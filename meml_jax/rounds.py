@@ -19,13 +19,13 @@ from meml_jax import clustering, devices, embeddings, heads, pseudo_labels, stag
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
-from meml_jax.layers import FEN
+from meml_jax.layers import FEN, STRIDES
 from meml_jax.meta_train import to_float
 from meml_jax.model import Model, make_model, restore_params
 from meml_jax.types import Array, Dataset, Params, Report, UserError
 from meml_jax.workdir import fingerprint, load_product
 
-SCALED_BY = 500  # images at most
+SCALE_IMAGES = 500
 
 
 def check(config: Config) -> None:
@@ -82,9 +82,14 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
 def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | None:
     """Load the FEN that every round's training starts from; None: it is drawn at random.
 
-    Its features are brought to the scale of those of a FEN drawn at random. The contrastive loss
-    sees directions only and lets lengths grow, to twentyfold on Omniglot; with them the CLN's first
-    losses are in the hundreds, and their gradients destroy what the FEN has learned.
+    Its last convolution is brought to the scale of a FEN drawn at random. With p and q what both
+    give, before the ReLU, on images at even steps, at most `SCALE_IMAGES`, and all of its entries,
+
+      theta_last <- c theta_last, c = sqrt(mean q^2 / mean p^2), rounded to a power of 2
+
+    so that no result depends on the last bits of c. The contrastive loss sees directions only and
+    lets lengths grow, to twentyfold on Omniglot; with them the CLN's first losses are in the
+    hundreds, and their gradients destroy what the FEN has learned.
     """
     if config.train.init == "random":
         return None
@@ -92,19 +97,20 @@ def initial_fen(config: Config, dataset: Dataset, workdir: Path) -> Params | Non
     trained = folder(config, 1, workdir) / "embedding"
     fen = contrastive.load(trained, shape, config.embedding)["fen"]
     images = dataset.train.images
-    sample = to_float(jnp.asarray(images[:: -(-len(images) // SCALED_BY)]))
+    sample = to_float(jnp.asarray(images[:: -(-len(images) // SCALE_IMAGES)]))
     module = FEN(config.network.channels)
     fresh = module.init(jax.random.key(0), sample[:1])["params"]
-    factor = _root_mean_square(module, fresh, sample) / _root_mean_square(module, fen, sample)
-    last = max(fen)  # linear, so its output is multiplied
+    ratio = _mean_square(module, fresh, sample) / _mean_square(module, fen, sample)
+    factor = 2.0 ** round(float(jnp.log2(ratio)) / 2)
+    last = f"Conv_{len(STRIDES) - 1}"  # linear, so its output is multiplied
     return {**fen, last: jax.tree.map(lambda x: factor * x, fen[last])}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _root_mean_square(module: FEN, params: Params, images: Array) -> Array:
-    """Compute sqrt(mean r^2) of features r of images [N, H, W, C]."""
-    r: Any = module.apply({"params": params}, images)
-    return jnp.sqrt(jnp.mean(jnp.square(r)))
+def _mean_square(module: FEN, params: Params, images: Array) -> Array:
+    """Compute mean p^2 of what the FEN makes of images [N, H, W, C], before the ReLU."""
+    p: Any = module.apply({"params": params}, images)
+    return jnp.mean(jnp.square(p))
 
 
 @devices.first_alone

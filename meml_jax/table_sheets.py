@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meml_jax import paper
-from meml_jax.comparison import SEEDS_FOR_INTERVAL, Cell, Line, columns, is_best, verdict
+from meml_jax.comparison import SEEDS_FOR_INTERVAL, Cell, Line, columns, in_order, is_best, verdict
 from meml_jax.config import Config
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
@@ -43,7 +43,8 @@ def make_sheets(lines: Sequence[Line]) -> list[Sheet]:
         if others:
             title, text = f"{heading}: other heads", "The same trainings, tested in other ways."
             sheets.append(_accuracies(title, text, others, here))
-    return [*sheets, *_differences(lines), *_runs(lines), *_costs(lines)]
+        sheets += _differences(here)
+    return [*sheets, *_runs(lines), *_costs(lines)]
 
 
 def parts_of(lines: Sequence[Line]) -> list[str]:
@@ -107,29 +108,31 @@ def _cell(line: Line, at: Any, *, bold: bool) -> str:
 
 
 def _differences(lines: Sequence[Line]) -> list[Sheet]:
-    """Put rows against each other, where the table says which."""
+    """Put the rows of a part against each other, where the table says which."""
     found = make_differences(lines)
-    at = sorted({place for one in found for place in one.cells}, key=_order)
+    at = in_order({place for one in found for place in one.cells})
     rows = []
     for one in found:
         cells = [one.cells.get(place) for place in at]
         rows.append([one.title, _list(one.seeds), *("-" if c is None else _gap(c) for c in cells)])
+    heading = f"{lines[0].part}: differences" if lines[0].part else "Differences"
     text = (
         "Points in % by which the first is above the second, both on the same runs (the same "
         "classes, images and order), ± half of the 95 % interval as above, and each seed's in "
         "brackets. What another training would change is in it from three seeds on only."
     )
-    return [Sheet("Differences", text, ["rows", "seeds", *map(label, at)], rows)] if rows else []
-
-
-def _order(at: Any) -> tuple[int, ...]:
-    return at if isinstance(at, tuple) else (at,)
+    return [Sheet(heading, text, ["rows", "seeds", *map(label, at)], rows)] if rows else []
 
 
 def _gap(cell: Cell) -> str:
-    each = ", ".join(f"{100 * mean:+z.1f}" for mean in cell.by_seed)
+    each = ", ".join(map(_signed, cell.by_seed))
     seeds = f" ({each})" if len(cell.by_seed) > 1 else ""
-    return f"{100 * cell.accuracy:+z.1f} ± {percent(cell.ci95)}{seeds}"
+    return f"{_signed(cell.accuracy)} ± {percent(cell.ci95)}{seeds}"
+
+
+def _signed(share: float) -> str:
+    text = percent(share)
+    return "0.0" if float(text) == 0 else text if share < 0 else f"+{text}"
 
 
 def _runs(lines: Sequence[Line]) -> list[Sheet]:

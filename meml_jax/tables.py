@@ -20,6 +20,7 @@ SMOKE: dict[str, Any] = {
     "embedding.name": "pca",
     "embedding.dim": 32,
     "train.init": "random",  # there is no FEN in it
+    "outer.fen_lr": None,
     "clustering.max_iter": 10,
     "network.channels": 8,
     "network.hidden": 32,

@@ -167,7 +167,7 @@ def load_product(
 
     Raises:
       UserError: it has another fingerprint, and what was trained on it lies beside it. The settings
-        are the same then (`check_same_training`), so the images are not.
+        are the same then (`check_same_training`), so the images, or given embeddings, are not.
     """
     arrays = read_npz(path, report=report)
     if arrays and str(arrays.get("fingerprint")) == wanted:
@@ -177,7 +177,8 @@ def load_product(
         return arrays
     if arrays and is_trained(path.parent):
         raise UserError(
-            f"{path.parent} holds training on other images; use another --workdir or the old images"
+            f"{path.parent} holds training on other images, or on other embeddings than those that "
+            "are given; use another --workdir or the old ones"
         )
     if arrays:
         report(f"{path} was made with other settings or from other images, and is made anew")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from meml_jax import comparison, tables
+from meml_jax import comparison, table_sheets, tables
 from meml_jax.differences import make_differences
 from meml_jax.types import UserError
 
@@ -71,6 +71,27 @@ def test_runs_on_other_images_are_not_compared():
         other = dataclasses.replace(b, results=(b.results[0] | {name: "x"},))
         assert not make_differences([a, other])
     assert not make_differences([a, line("b", [[0.2]])])
+    settings = {"config": {"test": {"shots": 5}}}
+    other = dataclasses.replace(b, results=(b.results[0] | settings,))
+    assert not make_differences([a, other])
+
+
+def test_each_part_has_its_own_sheet():
+    lines = [
+        dataclasses.replace(one, part=part)
+        for part in ("p", "q")
+        for one in (line("a", [[0.3, 0.8]], beside="b"), line("b", [[0.2, 0.6]]))
+    ]
+    sheets = [table_sheets._differences([x for x in lines if x.part == part]) for part in "pq"]
+    assert [sheet.heading for [sheet] in sheets] == ["p: differences", "q: differences"]
+    assert all(sheet.rows == [["A - B", "0", "+15.0 ± 63.5"]] for [sheet] in sheets)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(0.0125, "+1.3"), (-0.0125, "-1.3"), (-0.0001, "0.0"), (0.0, "0.0")]
+)
+def test_points_are_rounded_as_by_hand(share, text):
+    assert table_sheets._signed(share) == text
 
 
 def test_a_row_names_a_row(tmp_path):

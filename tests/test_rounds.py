@@ -129,9 +129,9 @@ def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
         np.asarray(module.apply({"params": params}, sample))
         for params in (module.init(jax.random.key(0), sample[:1])["params"], trained, fen)
     )
-    factor = np.sqrt(np.mean(of_random**2) / np.mean(of_trained**2))
-    assert not 0.9 < factor < 1.1  # else it would not be seen
-    np.testing.assert_allclose(scaled, factor * of_trained, rtol=1e-4, atol=1e-5)
+    factor = 2.0 ** np.round(np.log2(np.mean(of_random**2) / np.mean(of_trained**2)) / 2)
+    assert factor != 1  # else it would not be seen
+    np.testing.assert_allclose(scaled, factor * of_trained, rtol=1e-5, atol=1e-6)
     trained = fen
     model = make_model(config, dataset, clusters)
     assert model.fingerprint != random_model.fingerprint
@@ -155,7 +155,11 @@ def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path):
     assert lines[-1].startswith("embed: contrastive, 20 x 4")
     own = rounds.initial_fen(oracle, small, tmp_path / "oracle")
     assert jax.tree.structure(own) == jax.tree.structure(fen)
-    assert pseudo_labels.cluster(oracle, small, None, tmp_path / "oracle", quiet).info["kept"] == 4
+    classes = pseudo_labels.cluster(oracle, small, None, tmp_path / "oracle", quiet)
+    assert classes.info["kept"] == 4
+    longer = override(oracle, {"embedding.steps": 2})
+    one, two = (make_model(each, small, classes).fingerprint for each in (oracle, longer))
+    assert one != two  # another FEN to start from
     oracle = override(oracle, {"train.init": "random"})
     assert rounds.embed(oracle, small, tmp_path / "none", lines.append) is None
     assert lines[-1] == "embed: not needed, tasks.labels='true'"

@@ -61,7 +61,8 @@ EMBEDDINGS = {
 
 def check(config: EmbeddingConfig, images: np.ndarray) -> None:
     """Raise UserError for an unknown embedding, or settings that do not go with the images."""
-    get_embedding(config.name).check(config, images)
+    if config.name != "npz":
+        get_embedding(config.name).check(config, images)
 
 
 def version(config: EmbeddingConfig) -> tuple[int, ...]:

@@ -41,8 +41,10 @@ def load(config: EmbeddingConfig, dataset: Dataset) -> tuple[np.ndarray, np.ndar
     ids, z = _read(config.file)
     row_of = {str(image): row for row, image in enumerate(ids)}
     if len(row_of) < len(ids):
+        twice = next(str(i) for row, i in enumerate(ids) if row_of[str(i)] != row)
         raise UserError(
-            f"{config.file}: got {len(ids)} ids of {len(row_of)} images, expected an id a row"
+            f"embedding.file={config.file}: got {twice!r} and {len(ids) - len(row_of) - 1} other ids "
+            "again, expected each once"
         )
     wanted = list(map(str, dataset.train.ids))
     if missing := [image for image in wanted if image not in row_of]:
