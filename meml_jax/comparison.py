@@ -105,9 +105,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             say(f"left out: {path} (damaged, or no results.json: {type(error).__name__} {error})")
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError
-        ):  # most oracles have none
+        # Most oracles have none.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
             results["embedding_seconds"] = embedding["seconds"]
         found.setdefault(row, {})[seed] = results

@@ -11,8 +11,8 @@ from meml_jax.paper import few_shot_rows, paper_rows, written
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
-    "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch", "train.init", "train.steps", "test.shots", "test.queries",
-    "test.checkpoint",
+    "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch", "train.init", "train.steps",
+    "test.shots", "test.queries", "test.checkpoint",
 )  # fmt: skip
 
 _CAPTIONS = {

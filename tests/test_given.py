@@ -56,7 +56,7 @@ def test_those_of_the_data_set():
     ("ids", "z", "message"),
     [
         ([f"train/{i}" for i in range(7)], np.ones((7, 2)), "of 2 of 9 .* the first is 'train/7'"),
-        (["a", "a"], np.ones((2, 2)), "got 'a' and 0 other ids again"),
+        (["a", "a"], np.ones((2, 2)), "got 2 ids of 1 images, such as 'a' twice"),
         (["a", "b"], np.ones((3, 2)), r"got ids <U1 \[2\], embeddings float64 \[3, 2\]"),
         (["a", "b"], np.ones((2, 2), int), "embeddings int64"),
         ([1, 2], np.ones((2, 2)), "got ids int64"),

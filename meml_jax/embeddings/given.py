@@ -43,8 +43,8 @@ def load(config: EmbeddingConfig, dataset: Dataset) -> tuple[np.ndarray, np.ndar
     if len(row_of) < len(ids):
         twice = next(str(i) for row, i in enumerate(ids) if row_of[str(i)] != row)
         raise UserError(
-            f"embedding.file={config.file}: got {twice!r} and {len(ids) - len(row_of) - 1} other ids "
-            "again, expected each once"
+            f"embedding.file={config.file}: got {len(ids)} ids of {len(row_of)} images, such as "
+            f"{twice!r} twice, expected each once"
         )
     wanted = list(map(str, dataset.train.ids))
     if missing := [image for image in wanted if image not in row_of]:
