@@ -276,3 +276,42 @@ def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
     )
     plain, whitened = (np.load(path)["embeddings"] for path in paths)
     assert len(plain) == len(whitened) and not np.array_equal(plain, whitened)
+
+
+def test_a_map_shows_every_point(tmp_path, monkeypatch):
+    shown = []
+
+    def save(figure, path):
+        ax = figure.axes[0]
+        shown.append((np.sort(ax.get_xlim()), np.sort(ax.get_ylim())))
+
+    monkeypatch.setattr(embedding_figures, "save", save)
+    rng = np.random.default_rng(0)
+    for scale in ([1, 1], [1, 3], [5, 1], [1, 0]):
+        points = rng.uniform(-1, 1, (40, 2)) * scale
+        images = np.zeros((40, 6, 6, 1), np.uint8)
+        embedding_figures.embedding_map(points, np.arange(40) % 3, images, tmp_path, title="t")
+        for axis, (low, high) in enumerate(shown[-1]):
+            assert low < points[:, axis].min() and points[:, axis].max() < high
+
+
+@pytest.mark.slow
+def test_given_embeddings_are_a_row(tmp_path):
+    values = {"embedding.normalize": False}
+    code, _, err = table(tmp_path / "rows", "--rows=pixels", **values)
+    assert code == 0, err
+    file = tmp_path / "rows" / "pixels" / "seed0" / "embeddings.npz"
+    given = values | {"embedding.file": file}
+    code, lines, err = table(tmp_path / "others", "--rows=npz", **given)
+    assert code == 0, err
+    ours, theirs = (
+        json.loads((path / "seed0" / "row.json").read_text())
+        for path in (tmp_path / "rows" / "pixels", tmp_path / "others" / "npz")
+    )
+    assert ours["purity"] == theirs["purity"] and "FILE" in theirs["flags"]
+    assert str(file) not in theirs["flags"] and any("figures in" in line for line in lines)
+    arrays = dict(np.load(file))
+    np.savez(tmp_path / "few.npz", ids=arrays["ids"][1:], embeddings=arrays["embeddings"][1:])
+    given = values | {"embedding.file": tmp_path / "few.npz"}
+    code, _, err = table(tmp_path / "others", "--rows=npz", **given)
+    assert code == 2 and "row npz: " in err and "no embedding of 1 of" in err
