@@ -22,7 +22,7 @@ from meml_jax.config import Config, EpisodesConfig
 from meml_jax.embeddings import given, whitening
 from meml_jax.learners import get_learner
 from meml_jax.model import make_model, train_call
-from meml_jax.settings import flatten
+from meml_jax.settings import PRESETS, flatten, override
 from meml_jax.types import Clusters, Dataset, UserError
 
 LEAST = {
@@ -76,7 +76,8 @@ def before_loading(config: Config) -> None:
     for field in ("tasks.coreset_size", "test.reservoir_size"):
         if values[field] > MOST_STORED:
             raise UserError(f"{field}={values[field]}, expected at most {MOST_STORED}")
-    unset = flatten(Config())
+    # What a preset sets for every config file is nobody's mistake.
+    unset = flatten(override(Config(), PRESETS.get(config.preset, {})))
     for field, (other, needed) in ONLY_WITH.items():
         if values[field] != unset[field] and values[other] not in needed:
             raise UserError(
