@@ -74,8 +74,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def sigterm_is_told() -> Iterator[None]:
-    """End with a line at SIGTERM, as at Ctrl-C, wherever no training takes it to save first.
+def stops_are_told() -> Iterator[None]:
+    """End with a line at SIGTERM and at Ctrl-C, wherever no training takes it to save first.
 
     Python drops what is raised while it collects garbage; a stop that is lost so is sent again.
     """
@@ -97,12 +97,15 @@ def sigterm_is_told() -> Iterator[None]:
                 again.start()
                 started = True
 
-    before, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    hook = sys.unraisablehook
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
+    before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     sys.unraisablehook = send_again
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
         sys.unraisablehook = hook
 
 
@@ -128,7 +131,7 @@ def leave(code: int) -> NoReturn:
 def exit_code(work: Callable[[], int]) -> int:
     """Do a program's work, and turn a stop, and what a user can put right, into one line."""
     try:
-        with sigterm_is_told():
+        with stops_are_told():
             return work()
     except UserError as error:
         complain(error)

@@ -21,6 +21,9 @@ positions, so `--rows` leaves it out at 84 pixels.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import starting  # noqa: F401, before what takes seconds to import
+
 import contextlib
 import dataclasses
 import os
@@ -53,6 +56,7 @@ from meml_jax import (
     table_report,
 )
 from meml_jax.config import Config
+from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
 from meml_jax.settings import flatten, from_dict, override
@@ -77,15 +81,17 @@ def values_of(row: str) -> Mapping[str, Any]:
     return ROWS.get(row, {"embedding.name": row})
 
 
-def settings_of(row: str, config: Config, given: Mapping[str, Any]) -> Config:
-    """Return the settings of a row: of the file, of the row, then those `given` by the user.
+def settings_of(row: str, config: Config, chosen: Mapping[str, Any]) -> Config:
+    """Return the settings of a row: of the file, of the row, then those `chosen` by the user.
 
     Raises:
       UserError: no such row, or settings that no row has.
     """
     if row not in row_names():
         raise UserError(f"--rows has {row!r}, expected some of {', '.join(row_names())}")
-    config = override(config, {**values_of(row), **given})
+    config = override(config, {**values_of(row), **chosen})
+    if config.embedding.name != "npz":  # the file is for that row, beside others
+        config = override(config, {"embedding.file": None})
     if config.clustering.rounds == 1:  # nothing is trained here, so its start need not fit the row
         config = override(config, {"train.init": "random"})
     if config.seeds != 1:
@@ -101,9 +107,9 @@ def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Con
     Raises:
       UserError: as `settings_of`; a field that would make rows alike which differ in it.
     """
-    given = {field: flatten(config)[field] for field in fields}
-    settings = {name: settings_of(name, config, given) for name in names}
-    for field in given:
+    chosen = {field: flatten(config)[field] for field in fields}
+    settings = {name: settings_of(name, config, chosen) for name in names}
+    for field in chosen:
         own = {name: values_of(name)[field] for name in names if field in values_of(name)}
         if len(set(own.values())) > 1:
             said = ", ".join(f"{value!r} in {name}" for name, value in own.items())
@@ -112,10 +118,10 @@ def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Con
                 "that agree with --rows"
             )
     for name, each in settings.items():
-        for field in (field for field in NAMED_AFTER if field in given):
-            if given[field] != values_of(name).get(field, given[field]):
+        for field in (field for field in NAMED_AFTER if field in chosen):
+            if chosen[field] != values_of(name).get(field, chosen[field]):
                 raise UserError(
-                    f"--config.{field}={given[field]} in row {name}, which is named after "
+                    f"--config.{field}={chosen[field]} in row {name}, which is named after "
                     f"{values_of(name)[field]!r}; choose another row with --rows"
                 )
         checks.before_loading(each)
@@ -188,22 +194,24 @@ def agreement_of_others(z: np.ndarray, split: Split, config: Config) -> dict[str
 
 
 def compare(
-    config: Config, settings: Mapping[str, Config], workdir: Path, given: str, docs: str | None
+    config: Config, settings: Mapping[str, Config], workdir: Path, flags_: str, docs: str | None
 ) -> None:
     """Measure each row, and write the table of those that are done after each.
 
-    `given` are the flags that tell how; `docs` is the document that gets the table, if any.
+    `flags_` are those that tell how; `docs` is the document that gets the table, if any.
     """
     run.start_jax(config)
-    dataset = run.load(config)
+    images = run.load(override(config, {"embedding.file": None}))
+    datasets = {name: given.attach(images, each.embedding) for name, each in settings.items()}
     for name, each in settings.items():
+        dataset = datasets[name]
         try:
             embeddings.check(each.embedding, dataset.train.images)
             clustering.check(each.clustering, len(dataset.train.images))
-            pseudo_labels.inputs(each, dataset)
         except UserError as error:
             raise UserError(f"row {name}: {error}") from None
     for name, each in settings.items():
+        dataset = datasets[name]
         say(f"== {name}")
         each = choices.complete(each, dataset, say)
         path = workdir / name / f"seed{each.seed}" / FINISHED
@@ -211,20 +219,19 @@ def compare(
         parts += (each.precision,)
         if each.clustering.rounds > 1:
             parts += (each.network, each.inner, each.outer, each.train, each.learner)
-        inputs = (dataset.content_hash, *pseudo_labels.inputs(each, dataset))
-        wanted = fingerprint(*parts, *inputs)
+        wanted = fingerprint(*parts, dataset.content_hash, *embeddings.version(each.embedding))
         if read_row(path.parent)["settings"] == wanted:
             say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
             continue
         row = measure(each, dataset, path.parent)
         say(f"figures in {path.parent / 'figures'}")
-        write_json(path, row | {"settings": wanted, "images": dataset.content_hash, "flags": given})
-        write_atomic(workdir / "table.md", table(stored(workdir, dataset)))
-    rows = stored(workdir, dataset)
+        write_json(path, row | {"settings": wanted, "images": images.content_hash, "flags": flags_})
+        write_atomic(workdir / "table.md", table(stored(workdir, images)))
+    rows = stored(workdir, images)
     write_atomic(workdir / "table.md", table(rows))
     say(table(rows))
     if docs:
-        table_report.write_into(expand_home(docs), name_of(config), block(rows, dataset))
+        table_report.write_into(expand_home(docs), name_of(config), block(rows, images))
 
 
 def told(file: str, overrides: Sequence[str]) -> str:

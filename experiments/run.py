@@ -10,6 +10,9 @@ in DIR.
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import starting  # noqa: F401, before what takes seconds to import
+
 import contextlib
 import glob
 import os
@@ -32,10 +35,12 @@ from console import exit_code, leave, say, user_errors
 from meml_jax import checks, choices, devices, pseudo_labels, rounds, seeds, stages
 from meml_jax.config import Config
 from meml_jax.data import cache, datasets
+from meml_jax.embeddings import given
 from meml_jax.environment import device_name, keep_compiled
 from meml_jax.files import expand_home
 from meml_jax.metrics import Progress
 from meml_jax.model import Model, make_model
+from meml_jax.pseudo_labels import needs_embedding
 from meml_jax.settings import check_field, from_dict
 from meml_jax.types import Clusters, Dataset, UserError
 from meml_jax.workdir import open_workdir, record_config
@@ -94,7 +99,7 @@ def load(config: Config) -> Dataset:
     progress = Progress(None, "images", unit="images")
     dataset = datasets.load(config.data, test=config.test_data, report=say, progress=progress)
     progress.close()
-    return dataset
+    return given.attach(dataset, config.embedding) if needs_embedding(config) else dataset
 
 
 # What a seed is finished with, by the last stage that is asked for.

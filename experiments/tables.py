@@ -14,6 +14,9 @@ names, or where `--config.data.dir` says. Exit code 1: a row failed, the others 
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import starting  # noqa: F401, before what takes seconds to import
+
 import functools
 import gc
 import json

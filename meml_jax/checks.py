@@ -66,9 +66,10 @@ def before_loading(config: Config) -> None:
     for field in SEEDS:
         if not 0 <= values[field] < 2**32:
             raise UserError(f"{field}={values[field]}, expected 0 to {2**32 - 1}")
-    if config.embedding.name != "npz" and pseudo_labels.needs_embedding(config):
-        embeddings.get_embedding(config.embedding.name)
-    given.check(config.embedding)
+    if pseudo_labels.needs_embedding(config):
+        if config.embedding.name != "npz":
+            embeddings.get_embedding(config.embedding.name)
+        given.check(config.embedding)
     whitening.check(config.embedding)
     clustering.check(config.clustering)
     if config.tasks.labels not in ("clusters", "true"):

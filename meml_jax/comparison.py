@@ -124,9 +124,11 @@ def _look_through(results: Mapping[str, Any]) -> None:
             raise ValueError("a curve without points")
         for point in curve["points"]:
             numbers = [float(point[name]) for name in ("accuracy", "ci95", "chance", "seconds")]
-            if not np.isfinite([*numbers, *map(float, point["accuracies"])]).all():
+            if not np.isfinite(np.array([*numbers, *point["accuracies"]], np.float64)).all():
                 raise ValueError("accuracies that are not finite")
-            _ = int(point["num_classes"]), int(point["runs"])
+            _ = int(point["num_classes"])
+            if len(point["accuracies"]) != point["runs"] or not point["runs"]:
+                raise ValueError("another number of runs than it says")
 
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:

@@ -58,8 +58,10 @@ def make_differences(lines: Sequence[Line]) -> list[Difference]:
 
 def _is_beside(line: Line, other: Line) -> bool:
     """Tell whether `other` is what `line` is compared with; of other steps it is something else."""
+    if not line.beside or line.kind == "baseline":
+        return False
     wanted = (line.beside, line.head, line.part, line.steps)
-    return bool(line.beside) and (other.row, other.head, other.part, other.steps) == wanted
+    return (other.row, other.head, other.part, other.steps) == wanted
 
 
 def _paired(

@@ -120,6 +120,12 @@ def write_npz(path: str | os.PathLike[str], **arrays: Any) -> None:
         np.savez(file, **arrays)
 
 
+_DAMAGE = (  # what zipfile and NumPy raise, by the place of a wrong bit
+    TypeError, AttributeError, EOFError, KeyError, RuntimeError, NotImplementedError, MemoryError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
 def load_npz(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of an npz by name.
 
@@ -131,7 +137,7 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
         # Opened here, as np.load leaves a broken file open; reading checks the CRC of each array.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
-    except (TypeError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGE as error:
         raise ValueError(str(error)) from error
 
 

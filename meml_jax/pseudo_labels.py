@@ -13,7 +13,6 @@ import numpy as np
 
 from meml_jax import balance, clustering, devices, embeddings, metrics, tasks
 from meml_jax.config import Config
-from meml_jax.embeddings import given
 from meml_jax.files import write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
@@ -46,8 +45,7 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     # The default precision is not in it, as fields at their default are not.
     precision = [config.precision] * (config.precision != Config().precision)
     made_from = (config.embedding, config.seed, dataset.content_hash, *precision)
-    more = inputs(config, dataset)
-    wanted = fingerprint(*made_from, *more)
+    wanted = fingerprint(*made_from, *embeddings.version(config.embedding))
     if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
@@ -55,7 +53,14 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     info: dict[str, Any] = {}
     started = time.monotonic()
     if config.embedding.name == "npz":
-        z, of_others = more or given.load(config.embedding, dataset)
+        if split.embeddings is None:
+            raise UserError(
+                f"embedding.name='npz', but the data set {config.data.name!r} has no embeddings; "
+                "use one that is an npz with a key Z, embedding.file=FILE.npz, or another embedding"
+            )
+        z, of_others = split.embeddings, dataset.validation.embeddings
+        if of_others is None:
+            of_others = np.zeros((0, z.shape[1]), np.float32)
     else:
         key = key_for("embed", config.seed)
         fit = embeddings.get_embedding(config.embedding.name).fit
@@ -75,13 +80,6 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
-
-
-def inputs(config: Config, dataset: Dataset) -> tuple[Any, ...]:
-    """What embeddings follow from beside settings and images: a file's content, a version."""
-    if config.embedding.file is not None:
-        return given.load(config.embedding, dataset)
-    return embeddings.version(config.embedding)
 
 
 @devices.first_alone

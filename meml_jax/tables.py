@@ -113,11 +113,15 @@ def load(name: str, root: Path) -> Table:
     table = getattr(_module(path), "TABLE", None)
     if not isinstance(table, Table):
         raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")
-    for row_name, row in table.rows.items():
-        if row.beside and row.beside not in table.rows:
+    for own, row in table.rows.items():
+        if not isinstance(row, Row) or not row.lines:
+            raise UserError(f"{path}: got row {own!r} = {row!r}, expected a tables.Row with lines")
+    for own, row in table.rows.items():
+        others = [n for n, one in table.rows.items() if one.part == row.part and n != own]
+        if row.beside and row.beside not in others:
             raise UserError(
-                f"{path}: row {row_name!r} has beside={row.beside!r}, expected one of "
-                f"{', '.join(table.rows)}"
+                f"{path}: row {own!r} has beside={row.beside!r}, expected another row of its part: "
+                f"{', '.join(others) or 'there is none'}"
             )
     return table
 

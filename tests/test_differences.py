@@ -95,11 +95,19 @@ def test_points_are_rounded_as_by_hand(share, text):
 
 
 def test_a_row_names_a_row(tmp_path):
-    path = tmp_path / "t.py"
-    path.write_text(
-        "from meml_jax.tables import Row, Table\n"
-        "ROWS = {'a': Row({'sgd': 'A'}, beside='b')}\n"
-        "TABLE = Table(title='T', config='configs/quickstart.py', rows=ROWS)\n"
-    )
-    with pytest.raises(UserError, match="row 'a' has beside='b', expected one of a"):
-        tables.load(str(path), tmp_path)
+    for i, (rows, message) in enumerate(
+        {
+            "'a': Row({'sgd': 'A'}, beside='b')": "'a' has beside='b', expected another row of its",
+            "'a': Row({'sgd': 'A'}, beside='a')": "'a' has beside='a', expected another row of its",
+            "'a': Row({'sgd': 'A'}, beside='b'), 'b': Row({'sgd': 'B'}, part='p')": "beside='b'",
+            "'a': Row({})": "got row 'a' = Row",
+            "'a': {}": "got row 'a' = {}",
+        }.items()
+    ):
+        path = tmp_path / f"t{i}.py"
+        path.write_text(
+            f"from meml_jax.tables import Row, Table\nROWS = {{{rows}}}\n"
+            "TABLE = Table(title='T', config='configs/quickstart.py', rows=ROWS)\n"
+        )
+        with pytest.raises(UserError, match=message):
+            tables.load(str(path), tmp_path)

@@ -314,4 +314,4 @@ def test_given_embeddings_are_a_row(tmp_path):
     np.savez(tmp_path / "few.npz", ids=arrays["ids"][1:], embeddings=arrays["embeddings"][1:])
     given = values | {"embedding.file": tmp_path / "few.npz"}
     code, _, err = table(tmp_path / "others", "--rows=npz", **given)
-    assert code == 2 and "row npz: " in err and "no embedding of 1 of" in err
+    assert code == 2 and "no embedding of 1 of 260 training images" in err

@@ -32,24 +32,28 @@ def test_rows_are_found_by_id_in_any_order(tmp_path):
     values = {image: rng.normal(size=5) for image in ids}
     order = rng.permutation(ids)
     file = write(tmp_path / "z.npz", order, np.stack([values[image] for image in order]))
-    z, others = given.load(EmbeddingConfig("npz", file), data)
+    found = given.attach(data, EmbeddingConfig("npz", file))
+    z, others = found.train.embeddings, found.validation.embeddings
+    assert found.content_hash != data.content_hash and found.test is data.test
     assert z.dtype == others.dtype == np.float32
     np.testing.assert_array_equal(z, np.float32([values[i] for i in data.train.ids]))
     np.testing.assert_array_equal(others, np.float32([values[i] for i in data.validation.ids]))
     # A file without one of the validation images has none of them.
     order = [image for image in order if image != data.validation.ids[1]]
     file = write(tmp_path / "z.npz", order, np.stack([values[image] for image in order]))
-    again, others = given.load(EmbeddingConfig("npz", file), data)
-    np.testing.assert_array_equal(again, z)
-    assert others.shape == (0, 5)
+    found = given.attach(data, EmbeddingConfig("npz", file))
+    np.testing.assert_array_equal(found.train.embeddings, z)
+    assert found.validation.embeddings is None
+    assert given.attach(data, EmbeddingConfig("npz")) is data
 
 
-def test_those_of_the_data_set():
+def test_those_of_the_data_set(tmp_path):
     z = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
-    found, others = given.load(EmbeddingConfig("npz"), dataset(embeddings=z))
-    assert found is z and others.shape == (0, 5)
-    with pytest.raises(UserError, match="'mine' has no embeddings; use one that is an npz"):
-        given.load(EmbeddingConfig("npz"), dataset())
+    config = override(Config(), {"embedding.name": "npz"})
+    found = rounds.embed(config, dataset(embeddings=z), tmp_path / "run", lambda line: None)
+    np.testing.assert_array_equal(found, z)
+    with pytest.raises(UserError, match="has no embeddings; use one that is an npz"):
+        rounds.embed(config, dataset(), tmp_path / "none", lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -66,17 +70,20 @@ def test_those_of_the_data_set():
 def test_files_that_do_not_fit(tmp_path, ids, z, message):
     file = write(tmp_path / "z.npz", ids, z)
     with pytest.raises(UserError, match=message):
-        given.load(EmbeddingConfig("npz", file), dataset())
+        given.attach(dataset(), EmbeddingConfig("npz", file))
 
 
 def test_what_is_no_file_of_embeddings(tmp_path):
     path = tmp_path / "z.npz"
     np.savez(path, Z=np.ones(3))
     with pytest.raises(UserError, match="got no embeddings and no ids, expected both"):
-        given.load(EmbeddingConfig("npz", str(path)), dataset())
+        given.attach(dataset(), EmbeddingConfig("npz", str(path)))
     path.write_text("no npz")
-    with pytest.raises(UserError, match="expected an npz of ids and embeddings"):
-        given.load(EmbeddingConfig("npz", str(path)), dataset())
+    with pytest.raises(UserError, match="cannot be read as an npz without Python objects"):
+        given.attach(dataset(), EmbeddingConfig("npz", str(path)))
+    write(path, np.array(["a", "b"], object), np.ones((2, 2)))
+    with pytest.raises(UserError, match="without Python objects"):
+        given.attach(dataset(), EmbeddingConfig("npz", str(path)))
     for name, file, message in (
         ("npz", "missing.npz", "embedding.file=missing.npz: there is no such file"),
         ("pca", str(path), "embedding.file=.* has no effect with embedding.name='pca'"),
@@ -89,23 +96,26 @@ def test_what_is_no_file_of_embeddings(tmp_path):
 def test_a_changed_file_is_clustered_anew(tmp_path):
     data, said = dataset(), []
     rng = np.random.default_rng(0)
-    path = tmp_path / "z.npz"
+    path, run = tmp_path / "z.npz", tmp_path / "run"
     values = {"embedding.name": "npz", "embedding.file": str(path)}
     values |= {"clustering.num_clusters": 3, "embedding.normalize": True}
     config = override(Config(), values)
+
+    def embed():
+        return rounds.embed(config, given.attach(data, config.embedding), run, said.append)
+
     z = rng.normal(size=(9, 5))
     write(path, data.train.ids, z)
-    found = rounds.embed(config, data, tmp_path / "run", said.append)
+    found = embed()
     np.testing.assert_allclose(found, z / np.linalg.norm(z, axis=1, keepdims=True), rtol=1e-5)
-    clusters = pseudo_labels.cluster(config, data, found, tmp_path / "run", said.append)
-    assert rounds.embed(config, data, tmp_path / "run", said.append) is not found
+    clusters = pseudo_labels.cluster(config, data, found, run, said.append)
+    np.testing.assert_array_equal(embed(), found)
     assert said[-1].startswith("embed: reuses")
-    again = pseudo_labels.cluster(config, data, found, tmp_path / "run", said.append)
+    again = pseudo_labels.cluster(config, data, found, run, said.append)
     np.testing.assert_array_equal(again.labels, clusters.labels)
     assert said[-2].startswith("cluster: reuses") and said[-1].startswith("cluster: 3 requested")
     write(path, data.train.ids, -z)
-    other = rounds.embed(config, data, tmp_path / "run", said.append)
-    np.testing.assert_allclose(other, -found, rtol=1e-5)
+    np.testing.assert_allclose(embed(), -found, rtol=1e-5)
     assert "made with other settings or from other images" in said[-2]
 
 

@@ -585,3 +585,12 @@ def test_a_stopped_program_does_not_wait_for_what_still_runs():
     done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 128 + signal.SIGINT and time.monotonic() - began < 50
     assert done.stdout == "begun\nstopped; the same command goes on\n" and not done.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_during_the_imports_ends_with_a_line(signum):
+    code = "import os, sys; sys.path.insert(0, sys.argv[1]); import starting; os.kill(os.getpid(), "
+    command = [sys.executable, "-c", f"{code}{int(signum)})", str(programs.ROOT / "experiments")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 128 + signum
+    assert (done.stdout, done.stderr) == ("stopped; the same command goes on\n", "")
