@@ -117,10 +117,10 @@ def test_every_row_of_every_table_resolves_in_every_budget(name):
         # No budget makes two rows the same.
         values = [json.dumps(dataclasses.asdict(config)) for config in every.values()]
         assert len(set(values)) == len(values), budget
-        steps = {config.train.steps for config in every.values()}
+        steps = {each.train.steps for each in every.values()} - {1}  # best: nothing is trained
         if budget != "paper":
             assert steps == {10_000 if budget == "short" else 50 if name == "few_shot" else 100}
-    trained = {settings(name, row).train.steps for row in table(name).rows}
+    trained = {settings(name, row).train.steps for row in table(name).rows} - {1}
     short_of_the_paper = {"few_shot": {20_000}, "best": {10_000}}
     photographs = name in ("mini_imagenet", "slimagenet64", "sela")
     if name in ("ood", "cost"):

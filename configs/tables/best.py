@@ -26,7 +26,7 @@ VALUES: dict[str, dict[str, Any]] = {
 
 
 def _rows(part: str, end: str) -> dict[str, Row]:
-    """Name rows after what is trained, and then the split."""
+    """Name rows after what is trained, and then the split; one step trains as good as nothing."""
 
     def row(title: str, presets: str, beside: str) -> Row:
         names = {
@@ -37,7 +37,10 @@ def _rows(part: str, end: str) -> dict[str, Row]:
         heads = {head: names[head] for head in VALUES[part]["test.heads"]}
         return Row(heads, presets, VALUES[part], part, beside=beside and beside + end)
 
+    alone = VALUES[part] | {"train.steps": 1, "test.heads": ("prototype",)}
+    title = "FEN of the embedding alone, prototype head"
     return {
+        "embedding" + end: Row({"prototype": title}, "best", alone, part),
         "oracle_oml" + end: row("Oracle OML", "oml,oracle,best", "oml"),
         "oml" + end: row("OML", "oml,best", "meml"),
         "meml" + end: row("MEML", "best", ""),
