@@ -149,7 +149,7 @@ def test_products_of_other_images_are_not_replaced_once_they_are_trained_on(copy
         arrays = dict(stored) | {"fingerprint": "of others"}
     np.savez(copy / name, **arrays)
     before = programs.snapshot(copy)
-    assert f"{copy} holds training on other images; use another" in programs.refuse(copy)
+    assert f"{copy} holds training on other images, or on other embeddings" in programs.refuse(copy)
     assert programs.snapshot(copy) == before
 
 
