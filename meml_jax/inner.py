@@ -179,7 +179,9 @@ def adapt(
     fast = {role: params[role] for role in learner.fast}
     opt_state = tx.init(fast)
     infos = []
-    weights = jnp.broadcast_to(weight, (len(learner.phases),))
+    # A scalar stays what it is: as an array, 1.0 would become float64 where that exists.
+    count = len(learner.phases)
+    weights: list[Any] = list(jnp.asarray(weight)) if jnp.ndim(weight) else [weight] * count
     for phase, factor in zip(learner.phases, weights, strict=True):
 
         def loss_fn(
