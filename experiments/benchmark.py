@@ -35,8 +35,9 @@ from typing import Any
 
 import benchmark_parts
 import jax
-from benchmark_cases import SMALL, Rounds, Sizes
+from benchmark_cases import SMALL, Sizes
 from benchmark_parts import Row
+from benchmark_timing import Rounds
 
 from meml_jax.data import cache
 from meml_jax.environment import commit, device_name, keep_compiled, versions

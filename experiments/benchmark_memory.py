@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from benchmark_cases import Case, Rounds, Sizes, interleave, make_problem
+from benchmark_cases import Sizes, make_problem
+from benchmark_timing import Case, Rounds, interleave
 
 from meml_jax import convolution
 from meml_jax.config import InnerConfig, NetworkConfig

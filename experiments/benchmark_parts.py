@@ -13,7 +13,8 @@ import benchmark_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark_cases import Case, Rounds, Sizes, Time, interleave, make_problem, steps_case
+from benchmark_cases import Sizes, make_problem, steps_case
+from benchmark_timing import Case, Rounds, Time, interleave
 
 from meml_jax import clustering, meta_test
 from meml_jax.config import ClusteringConfig, NetworkConfig, TasksConfig, TestConfig

@@ -270,7 +270,7 @@ def picture(image: np.ndarray) -> np.ndarray:
 
 
 def wrapped(title: str, inches: float) -> str:
-    """Break a title's lines where they are wider than so many inches, about 14 letters each."""
+    """Break a title's lines where they are wider than so many inches, about 12.5 letters each."""
     return "\n".join(textwrap.fill(line, int(12.5 * inches)) for line in title.splitlines())
 
 

@@ -27,6 +27,7 @@ sys.path.append(str(EXPERIMENTS))
 import benchmark  # noqa: E402
 import benchmark_cases  # noqa: E402
 import benchmark_parts  # noqa: E402
+import benchmark_timing  # noqa: E402
 
 
 def run(*argv):
@@ -83,16 +84,16 @@ def test_operations_of_other_programs():
 
 def test_rounds_are_interleaved_and_counted():
     order = []
-    found = benchmark_cases.interleave(
-        {name: benchmark_cases.Case(lambda name=name: order.append(name), 2) for name in "ab"},
-        benchmark_cases.Rounds(repeats=3),
+    found = benchmark_timing.interleave(
+        {name: benchmark_timing.Case(lambda name=name: order.append(name), 2) for name in "ab"},
+        benchmark_timing.Rounds(repeats=3),
     )
     assert order == ["a", "b"] * 4  # one round warms up
     assert all(t.ms >= 0 and t.cpu_ms >= 0 for t in found.values()) and set(found) == {"a", "b"}
     order.clear()
-    benchmark_cases.interleave(
-        {"a": benchmark_cases.Case(lambda: order.append(0))},
-        benchmark_cases.Rounds(seconds=0, least=2),
+    benchmark_timing.interleave(
+        {"a": benchmark_timing.Case(lambda: order.append(0))},
+        benchmark_timing.Rounds(seconds=0, least=2),
     )
     assert len(order) == 3
 
@@ -183,7 +184,7 @@ def check_rows(found, parts):
 
 def test_figures_of_a_step_by_hand():
     """25 images at 2 ms a GFLOP are half of a peak of 1 GFLOP/ms; FEN and CLN take 40 of 50 ms."""
-    found = {"step": benchmark_cases.Time(50.0, 60.0), "floor": benchmark_cases.Time(40.0, 45.0)}
+    found = {"step": benchmark_timing.Time(50.0, 60.0), "floor": benchmark_timing.Time(40.0, 45.0)}
     facts = {"K/Q": "10/15", "GFLOP": 25.0, "floor": "floor", "yardstick_ms": 92.0}
     row = benchmark_parts.step_row("step", found, facts, 1000.0)
     assert row["peak_share"] == pytest.approx(0.5)
