@@ -10,6 +10,10 @@ what two runs have in common (embedding, clusters, training) is made once. Sever
 share a results folder: each takes rows that no other has. Overrides hold for all rows. The report
 is RESULTS/TABLE/report.md, .csv and .html. Data sets lie in `--data_root`, in folders of their
 names, or where `--config.data.dir` says. Exit code 1: a row failed, the others are done.
+
+The results that a document's block is made of are kept beside the document, for docs/results.md in
+docs/results/LABEL/TABLE: those in RESULTS are added there, what else is there stays in the block.
+`--results=docs/results/LABEL --report_only` with the same flags makes the block from them alone.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import functools
 import gc
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +38,15 @@ import jax
 import run
 from console import exit_code, leave, say, split_overrides, user_errors
 
-from meml_jax import checks, comparison, sharing, table_report, table_sheets, tables
+from meml_jax import (
+    checks,
+    comparison,
+    sharing,
+    stored_results,
+    table_report,
+    table_sheets,
+    tables,
+)
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import expand_home, lock
@@ -48,7 +61,7 @@ _define("table", None, "Name of a file in configs/tables, or a path.")
 _define("results", "runs/tables", "Folder of all tables' runs.")
 _define("data_root", None, "Folder with a folder of each data set's name.")
 _define("presets", "", "Presets of the config file for all rows.")
-_define("write_docs", None, "Markdown file that gets the table, between marks.")
+_define("write_docs", None, "Markdown file that gets the table; results are kept beside it.")
 _define("label", "", "Tells several versions of a table in one file apart.")
 flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=FLAGS)
 flags.DEFINE_list("seeds", ["0"], "Seeds, each a run of its own.", flag_values=FLAGS)
@@ -97,6 +110,13 @@ def folder() -> Path:
 def block() -> str:
     """Name of the table's block in a document."""
     return ", ".join(filter(None, (folder().name, FLAGS.label)))
+
+
+def kept_folder() -> Path:
+    """Folder beside the document that keeps what its block is made of."""
+    beside = expand_home(FLAGS.write_docs).with_suffix("")
+    label = re.sub(r"\W+", "_", FLAGS.label.replace(",", "")).strip("_").lower()
+    return beside / label / folder().name
 
 
 def workdir_of(row: str, seed: int) -> Path:
@@ -171,15 +191,29 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 
 def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
+    stored = stored_results.read(folder(), say=say)
+    _report(table, folder(), stored)
+    say(f"report: {folder() / 'report.html'}")
+    if FLAGS.write_docs:
+        document, kept = expand_home(FLAGS.write_docs), kept_folder()
+        if kept.resolve() != folder().resolve():
+            stored_results.keep(stored, kept)
+        lines, figures = _report(table, kept, stored_results.read(kept, say=say))
+        said = table.title + (FLAGS.label and f", {FLAGS.label}")
+        place = kept.relative_to(document.parent)
+        shown = {f"{place}/{name}": title for name, title in figures.items()}
+        text = table_report.document_text(said, lines, commands(table, lines), shown)
+        table_report.write_into(document, block(), text)
+
+
+def _report(
+    table: tables.Table, place: Path, stored: stored_results.Stored
+) -> tuple[list[comparison.Line], dict[str, str]]:
+    """Write the report into a folder: its lines, and the titles of the figures by path."""
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
-    lines = comparison.make_lines(table, configs, comparison.read(folder(), say=say))
-    label = FLAGS.label and f", {FLAGS.label}"
-    said = f"## {table.title}{label}"
-    text = table_report.write(folder(), table, lines, commands(table, lines), said)
-    if FLAGS.write_docs:
-        table_report.write_into(expand_home(FLAGS.write_docs), block(), text)
-    say(f"report: {folder() / 'report.html'}")
+    lines = comparison.make_lines(table, configs, stored)
+    return lines, table_report.write(place, table, lines, commands(table, lines))
 
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES
-from meml_jax.results import points_version
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
+from meml_jax.stored_results import Stored
 from meml_jax.tables import PLACES, Table
-from meml_jax.types import UserError
 from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
@@ -28,9 +22,6 @@ IMAGES = ("content_hash", "test_hash", "note")
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
-
-Stored = Mapping[str, Mapping[int, dict[str, Any]]]
-"""`results.json` by row and seed."""
 
 
 class Cell(NamedTuple):
@@ -82,53 +73,6 @@ class Line:
     steps: int | None = None
     results: tuple[dict[str, Any], ...] = ()
     beside: str = ""
-
-
-def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Read what the runs of a table have stored below its folder: results by row and seed.
-
-    What cannot be read, or has settings that this version does not know, is left out and said.
-    """
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for path in sorted(folder.glob("*/seed*/results.json")):
-        row, number = path.parent.parent.name, path.parent.name.removeprefix("seed")
-        try:
-            results = json.loads(path.read_text())
-            config, seed = from_dict(results["config"]), int(number)
-            if results.get("points_version") != points_version(config):
-                raise UserError("judged as an earlier version did; the same command judges anew")
-            _look_through(results)
-        except UserError as error:
-            say(f"left out: {path} ({str(error).partition('; fields are')[0]})")
-            continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            say(f"left out: {path} (damaged, or no results.json: {type(error).__name__} {error})")
-            continue
-        first = "round1/" if config.clustering.rounds > 1 else ""
-        # Most oracles have none.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
-            results["embedding_seconds"] = embedding["seconds"]
-        found.setdefault(row, {})[seed] = results
-    return found
-
-
-def _look_through(results: Mapping[str, Any]) -> None:
-    """Raise KeyError, TypeError or ValueError where what a table shows is not in results."""
-    for name in ("dataset", "device", "commit", "embedding"):
-        _ = results[name]
-    _ = results["clustering"]["kept"], results["meta_train"]["steps"]
-    _ = results["meta_test"]["checkpoint_step"]
-    for curve in (results["meta_test"], *results["comparisons"]):
-        if not (curve["head"] and curve["points"]):
-            raise ValueError("a curve without points")
-        for point in curve["points"]:
-            numbers = [float(point[name]) for name in ("accuracy", "ci95", "chance", "seconds")]
-            if not np.isfinite(np.array([*numbers, *point["accuracies"]], np.float64)).all():
-                raise ValueError("accuracies that are not finite")
-            _ = int(point["num_classes"])
-            if len(point["accuracies"]) != point["runs"] or not point["runs"]:
-                raise ValueError("another number of runs than it says")
 
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
@@ -191,7 +135,7 @@ def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> l
     Args:
       table: the table.
       configs: settings of its rows, whatever the seed.
-      stored: what `read` found.
+      stored: of `stored_results.read`.
     """
     lines: list[Line] = []
     for part in dict.fromkeys(row.part for row in table.rows.values()):

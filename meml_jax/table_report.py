@@ -37,8 +37,8 @@ pre { background: #8882; overflow-x: auto; padding: .6rem; }
 
 
 def write(
-    folder: Path, table: Table, lines: Sequence[Line], commands: Sequence[str], said: str
-) -> str:
+    folder: Path, table: Table, lines: Sequence[Line], commands: Sequence[str]
+) -> dict[str, str]:
     """Write `report.md`, `report.csv`, `report.html` and `figures/` into the table's folder.
 
     Args:
@@ -46,10 +46,9 @@ def write(
       table: what is reported.
       lines: of `comparison.make_lines`.
       commands: that made what there is.
-      said: a sentence on where the numbers come from, for the document.
 
     Returns:
-      Markdown of all sheets, without figures and with headings of level 3, for a document.
+      Titles of the figures by their paths in the folder.
     """
     figures = {}
     for i, part in enumerate(parts_of(lines)):
@@ -65,14 +64,27 @@ def write(
     figures |= _of_a_training(folder, lines)
     sheets = make_sheets(lines)
     body = [_markdown(sheet, level=2) for sheet in sheets]
-    images = [f"![{title}]({name})" for name, title in figures.items()]
-    shown = ["## Figures", *images] if images else []
+    shown = ["## Figures", *_images(figures)] if figures else []
     text = [f"# {table.title}", *body, *shown, "## Commands", _code(commands)]
     write_atomic(folder / "report.md", "\n\n".join(text) + "\n")
     write_atomic(folder / "report.csv", csv_text(lines))
     write_atomic(folder / "report.html", _page(table, sheets, figures, commands, folder))
-    document = [_markdown(sheet, level=3) for sheet in sheets]
-    return "\n\n".join([said, _code(commands), *document])
+    return figures
+
+
+def document_text(
+    said: str, lines: Sequence[Line], commands: Sequence[str], figures: Mapping[str, str]
+) -> str:
+    """Write the block of a table in a document: heading, commands, sheets, figures.
+
+    Args:
+      said: heading.
+      lines: of `comparison.make_lines`.
+      commands: that made what there is.
+      figures: titles by paths, as seen from the document.
+    """
+    sheets = [_markdown(sheet, level=3) for sheet in make_sheets(lines)]
+    return "\n\n".join([f"## {said}", _code(commands), *sheets, *_images(figures)])
 
 
 def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
@@ -177,6 +189,10 @@ def insert(document: str, name: str, text: str) -> str:
         raise UserError(f"expected one `{begin}` and after it one `{end}` in the document")
     before, rest = document.split(begin)
     return before + block + rest.split(end)[1]
+
+
+def _images(figures: Mapping[str, str]) -> list[str]:
+    return [f"![{title}]({path})" for path, title in figures.items()]
 
 
 def _code(commands: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ from meml_jax import (
     files,
     paper,
     sharing,
+    stored_results,
     table_figures,
     table_report,
     table_sheets,
@@ -437,7 +438,7 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     path.write_text(json.dumps(results(longer, sgd=(0.9, 0.9))))
     configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
     lines = comparison.make_lines(
-        table("omniglot"), configs, comparison.read(stored / "omniglot", say=print)
+        table("omniglot"), configs, stored_results.read(stored / "omniglot", say=print)
     )
     found = {line.title: (line.seeds, line.steps) for line in lines if line.row == "meml"}
     assert found["MEML (seeds 0)"] == ((0,), 10_000) and found["MEML (seeds 1)"] == ((1,), 40_000)
@@ -452,7 +453,7 @@ def test_seeds_on_other_images_are_not_mixed(stored, name):
     path = stored / "omniglot" / "meml" / "seed1" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: "other"}))
     configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
-    found = comparison.read(stored / "omniglot", say=print)
+    found = stored_results.read(stored / "omniglot", say=print)
     lines = comparison.make_lines(table("omniglot"), configs, found)
     titles = {line.title for line in lines if line.row == "meml" and line.head == "sgd"}
     assert titles == {"MEML (seeds 0)", "MEML (seeds 1)"}
@@ -511,7 +512,7 @@ def test_damaged_results_are_left_out_and_said(stored, spoil):
     path.write_text(json.dumps(content))
     (stored / "omniglot" / "meml" / "seed1" / "embedding.json").write_text("[1]")
     lines = []
-    found = comparison.read(stored / "omniglot", say=lines.append)
+    found = stored_results.read(stored / "omniglot", say=lines.append)
     assert list(found["meml"]) == [1]
     assert len(lines) == 1 and lines[0].startswith(f"left out: {path} (damaged")
 
@@ -532,7 +533,9 @@ def test_a_block_of_a_document(stored, undrawn):
     assert first.startswith(
         "# Results\n\nTyped.\n\n<!-- begin omniglot (generated) -->\n\n## Table 1"
     )
-    assert cells(first, "OML")[3] == "70.0 ± 0.0, below 74.6" and "![" not in first
+    assert cells(first, "OML")[3] == "70.0 ± 0.0, below 74.6"
+    assert "![Table 1: Omniglot](doc/omniglot/figures/accuracy.png)" in first
+    assert (stored / "doc" / "omniglot" / "figures" / "accuracy.png").exists()
     assert call(*flags)[0] == 0 and path.read_text() == first
     assert call(*flags, "--label=other")[0] == 0
     both = path.read_text()
@@ -543,6 +546,48 @@ def test_a_block_of_a_document(stored, undrawn):
     path.write_text(first.replace("<!-- end omniglot -->", ""))
     code, _, err = call(*flags)
     assert code == 2 and "and after it one `<!-- end omniglot -->`" in err
+
+
+def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
+    path = stored / "doc.md"
+    flags = ("--table=omniglot", "--report_only", f"--write_docs={path}", "--label=Narrow, 1,000")
+    config = override(settings("omniglot", "meml", "short", 0), {"data.dir": "/home/me/data"})
+    meml = stored / "omniglot" / "meml"
+    (meml / "seed0" / "results.json").write_text(json.dumps(results(config, sgd=(0.85, 0.85))))
+    assert call(*flags, f"--results={stored}")[0] == 0
+    first, kept = path.read_text(), stored / "doc" / "narrow_1000"
+    assert cells(first, "MEML")[1] == "0, 1" and cells(first, "meml")[4] == "40"
+    assert not any("/home/me" in file.read_text() for file in kept.rglob("*.json"))
+    # From these alone; and with what another results folder has, of which the first is gone.
+    assert call(*flags, f"--results={kept}")[0] == 0 and path.read_text() == first
+    shutil.rmtree(meml / "seed1")
+    other = override(config, {"seed": 2})
+    (meml / "seed0" / "results.json").write_text(json.dumps(results(other, sgd=(0.85, 0.85))))
+    (meml / "seed0").rename(meml / "seed2")
+    assert call(*flags, f"--results={stored}")[0] == 0
+    assert cells(path.read_text(), "MEML")[1] == "0, 1, 2"
+    assert cells((stored / "omniglot" / "report.md").read_text(), "MEML")[1] == "2"
+
+
+def test_the_document_is_what_its_kept_results_give(undrawn, tmp_path):
+    docs = ROOT / "docs"
+    text, found = (docs / "results.md").read_text(), []
+    for name in re.findall(r"<!-- begin (.*) \(generated\) -->", text):
+        table_, _, label = name.partition(", ")
+        folder = re.sub(r"\W+", "_", label.replace(",", "")).lower()
+        if (docs / "results" / folder / table_).is_dir():
+            found.append(docs / "results" / folder / table_)
+            shutil.copytree(docs / "results", tmp_path / "results", dirs_exist_ok=True)
+            path = tmp_path / "results.md"
+            path.write_text(text)
+            presets = re.search(rf"begin {name} .*?--presets=(\S+)", text, re.DOTALL)
+            flags = (f"--table={table_}", "--report_only", f"--label={label}")
+            flags += (f"--results={path.parent / 'results' / folder}", f"--write_docs={path}")
+            flags += (f"--presets={presets[1]}",) if presets else ()
+            code, out, _ = call(*flags)
+            assert code == 0 and "left out" not in out and path.read_text() == text, name
+    kept = {path.parents[2] for path in (docs / "results").rglob("results.json")}
+    assert set(found) == kept
 
 
 # Which runs are done, and by whom.
