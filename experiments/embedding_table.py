@@ -9,7 +9,7 @@ from typing import Any
 from meml_jax.embeddings import EMBEDDINGS
 from meml_jax.files import read_json
 from meml_jax.presets import EMBEDDINGS as ROWS
-from meml_jax.types import Dataset
+from meml_jax.types import Dataset, UserError
 
 COLUMNS = (
     "seed", "NMI", "purity", "adjusted Rand", "validation NMI", "validation purity", "clusters",
@@ -43,12 +43,37 @@ def row_names() -> list[str]:
     return list(dict.fromkeys([*ROWS, *EMBEDDINGS, "npz"]))
 
 
+def values_of(row: str) -> Mapping[str, Any]:
+    """What a row sets; one that is only the name of an embedding, e.g. one of your own, that.
+
+    Raises:
+      UserError: there is no such row.
+    """
+    name, count = _split(row)
+    if name not in row_names():
+        names = ", ".join(row_names())
+        raise UserError(f"--rows has {row!r}, expected some of {names}, or one of them as pca_64")
+    values = ROWS.get(name, {"embedding.name": name})
+    return values if count is None else {**values, "clustering.num_clusters": count}
+
+
+def _split(row: str) -> tuple[str, int | None]:
+    """Split off the number of clusters with which a row's name ends, if it does."""
+    name, _, count = row.rpartition("_")
+    return (name, int(count)) if count.isdecimal() and row not in row_names() else (row, None)
+
+
 def stored(workdir: Path, dataset: Dataset) -> Rows:
     """Read the finished rows on these images, in the order of `row_names`, all seeds of each."""
     names = row_names()
-    found = [(name, read_row(path)) for name in names for path in workdir.glob(f"{name}/seed*")]
+    found = [(path.parent.name, read_row(path)) for path in workdir.glob("*/seed*")]
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
-    return sorted(here, key=lambda pair: (names.index(pair[0]), pair[1]["seed"]))
+
+    def order(pair: tuple[str, Mapping[str, Any]]) -> tuple[int, int, int]:
+        name, count = _split(pair[0])
+        return names.index(name), count or 0, pair[1]["seed"]
+
+    return sorted((pair for pair in here if _split(pair[0])[0] in names), key=order)
 
 
 def read_row(folder: Path) -> dict[str, Any]:

@@ -4,8 +4,9 @@
         --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
         [--config.a.b=value] [--write_docs=docs/results.md]
 
-A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them. Each is a
-run of `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and those of the row
+A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them; a number
+at its end, as in `pca_64`, is that of its clusters, in place of the file's. Each is a run of
+`run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and those of the row
 in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows that differ in
 whitening and clustering only have one training, and where WORKDIR is a folder in the results of
 `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table of all rows that
@@ -40,7 +41,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 from console import exit_code, leave, say, split_overrides
-from embedding_table import FINISHED, block, read_row, row_names, stored, table
+from embedding_table import FINISHED, block, read_row, stored, table, values_of
 
 from meml_jax import (
     checks,
@@ -69,16 +70,12 @@ ROWS = presets.EMBEDDINGS
 
 NAMED_AFTER = (
     "embedding.name", "embedding.whiten", "embedding.normalize", "clustering.init",
+    "clustering.num_clusters",
 )  # fmt: skip
 """Fields that make a row what its name says."""
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, or embeddings, by name.")
 flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
-
-
-def values_of(row: str) -> Mapping[str, Any]:
-    """What a row sets; one that is only the name of an embedding, e.g. one of your own, that."""
-    return ROWS.get(row, {"embedding.name": row})
 
 
 def settings_of(row: str, config: Config, chosen: Mapping[str, Any]) -> Config:
@@ -87,8 +84,6 @@ def settings_of(row: str, config: Config, chosen: Mapping[str, Any]) -> Config:
     Raises:
       UserError: no such row, or settings that no row has.
     """
-    if row not in row_names():
-        raise UserError(f"--rows has {row!r}, expected some of {', '.join(row_names())}")
     config = override(config, {**values_of(row), **chosen})
     if config.embedding.name != "npz":  # the file is for that row, beside others
         config = override(config, {"embedding.file": None})
@@ -231,7 +226,11 @@ def compare(
     write_atomic(workdir / "table.md", table(rows))
     say(table(rows))
     if docs:
-        table_report.write_into(expand_home(docs), name_of(config), block(rows, images))
+        document = expand_home(docs)
+        kept = document.with_suffix("") / "embeddings" / images.name
+        for name, measured in rows:
+            write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
+        table_report.write_into(document, name_of(config), block(stored(kept, images), images))
 
 
 def told(file: str, overrides: Sequence[str]) -> str:

@@ -211,7 +211,8 @@ def table(tmp_path, *flags, **values):
     values = {"data.num_classes": 20, "clustering.num_clusters": 10} | values
     command = [
         sys.executable, "experiments/embeddings.py", "--config=configs/quickstart.py:smoke",
-        f"--workdir={tmp_path}", *flags, *(f"--config.{k}={v}" for k, v in values.items()),
+        f"--workdir={tmp_path}", *flags,
+        *(f"--config.{k}={v}" for k, v in values.items() if v is not None),
     ]  # fmt: skip
     root = Path(__file__).parent.parent
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -231,6 +232,7 @@ def table(tmp_path, *flags, **values):
         (["--rows=contrastive"], {"embedding.temperature": 1e-9}, "expected at least 0.001"),
         (["--rows=pca"], {"clustering.minibatch_above": -1}, "above=-1, expected at least 0"),
         (["--rows=acai,sela"], {"embedding.steps": 9}, "(4000 in acai, 10000 in sela)"),
+        (["--rows=pca,pca_5"], {}, "num_clusters=10 in row pca_5, which is named after 5"),
         (["--rows=pixels,acai"], {"embedding.batch_size": 9999}, "row acai: embedding.batch_size"),
     ],
 )
@@ -293,6 +295,32 @@ def test_a_map_shows_every_point(tmp_path, monkeypatch):
         embedding_figures.embedding_map(points, np.arange(40) % 3, images, tmp_path, title="t")
         for axis, (low, high) in enumerate(shown[-1]):
             assert low < points[:, axis].min() and points[:, axis].max() < high
+
+
+@pytest.mark.slow
+def test_rows_of_other_numbers_of_clusters(tmp_path):
+    values = {"embedding.channels": 4, "embedding.steps": 10, "embedding.batch_size": 8}
+    document = tmp_path / "doc.md"
+    code, lines, err = table(
+        tmp_path / "rows", "--rows=contrastive_12,contrastive_5,pixels", f"--write_docs={document}",
+        **values, **{"clustering.num_clusters": None},
+    )  # fmt: skip
+    assert code == 0, err
+    assert sum("copies the training" in line for line in lines) == 1
+    rows = [row.split(" | ") for row in (tmp_path / "rows" / "table.md").read_text().splitlines()]
+    assert [(row[0], row[7]) for row in rows[3:]] == [
+        ("| contrastive_5", "5"), ("| contrastive_12", "12")
+    ]  # fmt: skip
+    # The document is made of what is kept beside it, rows of another workdir among it.
+    first = document.read_text()
+    code, _, err = table(
+        tmp_path / "others", "--rows=pca_5", f"--write_docs={document}",
+        **values, **{"clustering.num_clusters": None},
+    )  # fmt: skip
+    assert code == 0, err
+    assert "| pca_5 |" in document.read_text() and "| pca_5 |" not in first
+    kept = [line for line in first.splitlines() if line.startswith(("| pixels", "| contrastive"))]
+    assert len(kept) == 3 and set(kept) <= set(document.read_text().splitlines())
 
 
 @pytest.mark.slow
