@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from meml_jax import convolution
 from meml_jax.convolution import _conv, conv2d
 
 CASES = [
@@ -96,6 +97,43 @@ def test_rectangular_kernel():
 def test_matmul_path_on_every_backend():
     x, kernel = make()
     check(_conv(x, kernel, 2), reference(x, kernel, stride=2))
+
+
+@pytest.fixture
+def by_cells(monkeypatch):
+    """The form that bfloat16 has, in float64, where it can be compared."""
+    monkeypatch.setattr(convolution, "_by_cells", lambda channels, dtype: True)
+
+
+@pytest.mark.parametrize("size, stride, channels", CASES)
+def test_values_and_gradients_by_cells(by_cells, size, stride, channels):
+    test_values_and_gradients(size, stride, channels)
+
+
+@pytest.mark.parametrize("axes", [(0, 0), (None, 0)])
+def test_vmap_by_cells(by_cells, axes):
+    test_vmap(axes, second)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bfloat16_sums_in_float32(stride):
+    rounded = [v.astype(jnp.bfloat16) for v in make(channels=64, dtype=np.float32)]
+    assert convolution._by_cells(64, rounded[0].dtype)
+    exact = [v.astype(jnp.float32) for v in rounded]
+    y, expected = conv2d(*rounded, stride=stride), reference(*exact, stride=stride)
+    # Nothing but the result is rounded, to 8 bits.
+    assert y.dtype == jnp.bfloat16
+    check(y.astype(jnp.float32), expected, 2**-8)
+    weights = jnp.cos(jnp.arange(y.size, dtype=jnp.float32)).reshape(y.shape)
+    weights = weights.astype(jnp.bfloat16)
+
+    def product(conv, x, kernel, dtype):
+        return jnp.sum(conv(x, kernel, stride=stride) * weights.astype(dtype))
+
+    found = jax.grad(product, argnums=(1, 2))(conv2d, *rounded, jnp.bfloat16)
+    theirs = jax.grad(product, argnums=(1, 2))(reference, *exact, jnp.float32)
+    assert all(g.dtype == jnp.bfloat16 for g in found)
+    check(tuple(g.astype(jnp.float32) for g in found), theirs, 2**-8)
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
