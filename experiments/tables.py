@@ -2,7 +2,8 @@
 
     python experiments/tables.py --table=omniglot --results=runs/tables --data_root=DIR
         [--rows=oml,meml] [--seeds=0,1] [--budget=smoke|short|paper] [--presets=contrastive]
-        [--config.a.b=value] [--report_only] [--write_docs=docs/results.md [--label=TEXT]]
+        [--config.a.b=value] [--report_only] [--write_docs=docs/results.md
+        [--label=TEXT] [--nofigures]]
 
 Tables: the files in configs/tables, or the path of one of your own. A row is a run of
 experiments/run.py in RESULTS/TABLE/ROW/seedN. Finished ones are skipped, stopped ones go on, and
@@ -49,7 +50,7 @@ from meml_jax import (
 )
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import expand_home, lock
+from meml_jax.files import expand_home, lock, write_atomic
 from meml_jax.results import points_version
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
@@ -66,6 +67,7 @@ _define("label", "", "Tells several versions of a table in one file apart.")
 flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=FLAGS)
 flags.DEFINE_list("seeds", ["0"], "Seeds, each a run of its own.", flag_values=FLAGS)
 flags.DEFINE_enum("budget", "paper", list(tables.BUDGETS), "How much to do.", flag_values=FLAGS)
+flags.DEFINE_bool("figures", True, "Figures in the document too.", flag_values=FLAGS)
 flags.DEFINE_bool("report_only", False, "Write the report of what is there.", flag_values=FLAGS)
 
 Runs = dict[tuple[str, int], Config]
@@ -192,28 +194,34 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
     stored = stored_results.read(folder(), say=say)
-    _report(table, folder(), stored)
+    drawn = _report(table, folder(), make_lines(table, stored))
     say(f"report: {folder() / 'report.html'}")
-    if FLAGS.write_docs:
-        document, kept = expand_home(FLAGS.write_docs), kept_folder()
-        if kept.resolve() != folder().resolve():
-            stored_results.keep(stored, kept)
-        lines, figures = _report(table, kept, stored_results.read(kept, say=say))
-        said = table.title + (FLAGS.label and f", {FLAGS.label}")
-        place = kept.relative_to(document.parent)
-        shown = {f"{place}/{name}": title for name, title in figures.items()}
-        text = table_report.document_text(said, lines, commands(table, lines), shown)
-        table_report.write_into(document, block(), text)
+    if not FLAGS.write_docs:
+        return
+    document, kept = expand_home(FLAGS.write_docs), kept_folder()
+    if kept.resolve() != folder().resolve():
+        stored_results.keep(stored, kept)
+        for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
+            write_atomic(kept / name, (folder() / name).read_bytes())
+    lines = make_lines(table, stored_results.read(kept, say=say))
+    figures = _report(table, kept, lines) if FLAGS.figures else {}
+    place = kept.relative_to(document.parent)
+    shown = {f"{place}/{name}": title for name, title in figures.items()}
+    said = table.title + (FLAGS.label and f", {FLAGS.label}")
+    text = table_report.document_text(said, lines, commands(table, lines), shown)
+    table_report.write_into(document, block(), text)
 
 
-def _report(
-    table: tables.Table, place: Path, stored: stored_results.Stored
-) -> tuple[list[comparison.Line], dict[str, str]]:
-    """Write the report into a folder: its lines, and the titles of the figures by path."""
+def make_lines(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
+    """Make the table's lines of what is stored."""
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
-    lines = comparison.make_lines(table, configs, stored)
-    return lines, table_report.write(place, table, lines, commands(table, lines))
+    return comparison.make_lines(table, configs, stored)
+
+
+def _report(table: tables.Table, place: Path, lines: Sequence[comparison.Line]) -> dict[str, str]:
+    """Write the report into a folder: titles of its figures by their paths there."""
+    return table_report.write(place, table, lines, commands(table, lines))
 
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:

@@ -106,6 +106,11 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     return {}
 
 
+def of_trainings(figures: Mapping[str, str]) -> list[str]:
+    """List the figures that a training has drawn, of those that `write` returns."""
+    return [name for name in figures if not name.startswith("figures/")]
+
+
 def csv_text(lines: Sequence[Line]) -> str:
     """Write one row for each cell, ours or the paper's; accuracies in %."""
     header = (

@@ -392,6 +392,22 @@ def test_the_page_shows_the_attention_of_a_training(stored):
     assert "](meml/seed0/figures/clusters.png)" in text and "](oml/seed0" not in text
 
 
+def test_a_document_has_figures_or_not(stored, undrawn):
+    folder = stored / "omniglot" / "meml" / "seed0" / "figures"
+    folder.mkdir()
+    for name in ("clusters", "feature_maps"):
+        (folder / f"{name}.png").write_bytes(name.encode())
+    path, kept = stored / "doc.md", stored / "doc" / "omniglot"
+    flags = ("--table=omniglot", "--report_only", f"--write_docs={path}")
+    assert call(*flags, f"--results={stored}", "--nofigures")[0] == 0
+    assert "![" not in path.read_text() and not any(kept.rglob("*.png"))
+    assert call(*flags, f"--results={stored}")[0] == 0
+    first = path.read_text()
+    assert "](doc/omniglot/meml/seed0/figures/clusters.png)" in first
+    assert (kept / "meml" / "seed0" / "figures" / "clusters.png").read_bytes() == b"clusters"
+    assert call(*flags, f"--results={stored / 'doc'}")[0] == 0 and path.read_text() == first
+
+
 def test_csv_and_page(stored):
     assert call("--table=omniglot", f"--results={stored}", "--report_only")[0] == 0
     with (stored / "omniglot" / "report.csv").open() as file:
@@ -569,25 +585,30 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
     assert cells((stored / "omniglot" / "report.md").read_text(), "MEML")[1] == "2"
 
 
-def test_the_document_is_what_its_kept_results_give(undrawn, tmp_path):
-    docs = ROOT / "docs"
-    text, found = (docs / "results.md").read_text(), []
-    for name in re.findall(r"<!-- begin (.*) \(generated\) -->", text):
-        table_, _, label = name.partition(", ")
-        folder = re.sub(r"\W+", "_", label.replace(",", "")).lower()
-        if (docs / "results" / folder / table_).is_dir():
-            found.append(docs / "results" / folder / table_)
-            shutil.copytree(docs / "results", tmp_path / "results", dirs_exist_ok=True)
-            path = tmp_path / "results.md"
-            path.write_text(text)
-            presets = re.search(rf"begin {name} .*?--presets=(\S+)", text, re.DOTALL)
-            flags = (f"--table={table_}", "--report_only", f"--label={label}")
-            flags += (f"--results={path.parent / 'results' / folder}", f"--write_docs={path}")
-            flags += (f"--presets={presets[1]}",) if presets else ()
-            code, out, _ = call(*flags)
-            assert code == 0 and "left out" not in out and path.read_text() == text, name
-    kept = {path.parents[2] for path in (docs / "results").rglob("results.json")}
-    assert set(found) == kept
+@pytest.mark.parametrize("name", ["results", "smoke"])
+def test_a_document_is_what_its_kept_results_give(undrawn, tmp_path, name):
+    docs, path = ROOT / "docs", tmp_path / f"{name}.md"
+    text, found = (docs / f"{name}.md").read_text(), set()
+    shutil.copytree(docs / name, tmp_path / name)
+    path.write_text(text)
+    for block in re.findall(r"<!-- begin .*?<!-- end", text, re.DOTALL):
+        title = re.match("<!-- begin (.*) \\(generated\\) -->", block)[1]
+        table_, _, label = title.partition(", ")
+        folder = tmp_path / name / re.sub(r"\W+", "_", label.replace(",", "")).lower()
+        if (folder / table_).is_dir():
+            found.add(folder / table_)
+            presets = re.search(r"--presets=\S+", block)
+            flags = [
+                f"--table={table_}",
+                "--report_only",
+                f"--label={label}",
+                f"--results={folder}",
+            ]
+            flags += [presets[0]] if presets else []
+            flags += [] if "![" in block else ["--nofigures"]
+            code, out, _ = call(*flags, f"--write_docs={path}")
+            assert code == 0 and "left out" not in out and path.read_text() == text, title
+    assert found == {file.parents[2] for file in (tmp_path / name).rglob("results.json")}
 
 
 # Which runs are done, and by whom.
