@@ -11,7 +11,7 @@ commas: `paper` (default), `clusters64`, `clusters128`, `clusters256` (default),
 `sela` (its embedding in place of DeepCluster's), `released` (docs/deviations.md), `smoke` (the
 whole pipeline, small network, clusters of PCA). Time: DeepCluster and 200,000 steps of the full
 network at 84x84 need an accelerator; `smoke` takes minutes on 2 CPU cores. Expected accuracy of
-`smoke`: docs/results.md; of the paper: meml_jax/paper.py. A full run of ours has not been measured
+`smoke`: docs/smoke.md; of the paper: meml_jax/paper.py. A full run of ours has not been measured
 yet.
 """
 

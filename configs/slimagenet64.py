@@ -11,7 +11,7 @@ a colon, separated by commas: `paper` (default), `clusters800`, `clusters1600` (
 DeepCluster and 200,000 steps of the full network need an accelerator; `smoke` takes minutes on 2
 CPU cores. Expected accuracy of the paper: meml_jax/paper.py. The images were not at hand, so a run
 of ours has not been measured; a generated tree of this shape passes through `smoke` in
-docs/results.md.
+docs/smoke.md.
 """
 
 from typing import Any

@@ -1,7 +1,8 @@
-"""The table of `experiments/embeddings.py`: rows that are finished, as text."""
+"""The table of `experiments/embeddings.py`: its rows, and those that are finished as text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def row_names() -> list[str]:
 
 
 def values_of(row: str) -> Mapping[str, Any]:
-    """What a row sets; one that is only the name of an embedding, e.g. one of your own, that.
+    """What a row sets: the name of an embedding, e.g. one of your own, that; a number, clusters.
 
     Raises:
       UserError: there is no such row.
@@ -59,12 +60,12 @@ def values_of(row: str) -> Mapping[str, Any]:
 
 def _split(row: str) -> tuple[str, int | None]:
     """Split off the number of clusters with which a row's name ends, if it does."""
-    name, _, count = row.rpartition("_")
-    return (name, int(count)) if count.isdecimal() and row not in row_names() else (row, None)
+    found = None if row in row_names() else re.fullmatch("(.+)_([1-9][0-9]*)", row)
+    return (found[1], int(found[2])) if found else (row, None)
 
 
 def stored(workdir: Path, dataset: Dataset) -> Rows:
-    """Read the finished rows on these images, in the order of `row_names`, all seeds of each."""
+    """Read the finished rows on these images, in the order of `row_names`, clusters and seeds."""
     names = row_names()
     found = [(path.parent.name, read_row(path)) for path in workdir.glob("*/seed*")]
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]

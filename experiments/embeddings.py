@@ -11,6 +11,8 @@ in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows 
 whitening and clustering only have one training, and where WORKDIR is a folder in the results of
 `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table of all rows that
 are finished there, and leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/seedN/figures`.
+The rows of a document's table are kept beside it, for docs/results.md in docs/results/embeddings;
+those that are there from other calls, on the same images, stand in the table too.
 True labels serve the table and the figures only: the agreement of clusters with them on the
 training images, and, to choose by, on the validation images, embedded likewise and put into as many
 clusters as there are classes.
@@ -47,6 +49,7 @@ from meml_jax import (
     checks,
     choices,
     clustering,
+    documents,
     embedding_report,
     embeddings,
     figures,
@@ -54,7 +57,6 @@ from meml_jax import (
     pseudo_labels,
     rounds,
     sharing,
-    table_report,
 )
 from meml_jax.config import Config
 from meml_jax.embeddings import given
@@ -75,7 +77,9 @@ NAMED_AFTER = (
 """Fields that make a row what its name says."""
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, or embeddings, by name.")
-flags.DEFINE_string("write_docs", None, "Markdown file that gets the table, between marks.")
+flags.DEFINE_string(
+    "write_docs", None, "Markdown file that gets the table; rows are kept beside it."
+)
 
 
 def settings_of(row: str, config: Config, chosen: Mapping[str, Any]) -> Config:
@@ -227,10 +231,14 @@ def compare(
     say(table(rows))
     if docs:
         document = expand_home(docs)
-        kept = document.with_suffix("") / "embeddings" / images.name
-        for name, measured in rows:
-            write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
-        table_report.write_into(document, name_of(config), block(stored(kept, images), images))
+        kept = (
+            documents.beside(document) / "embeddings" / f"{config.data.name}-{images.content_hash}"
+        )
+        with documents.locked(document):
+            for name, measured in rows:
+                write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
+            text = block(stored(kept, images), images)
+            documents.write_block(document, name_of(config), text)
 
 
 def told(file: str, overrides: Sequence[str]) -> str:
@@ -268,7 +276,7 @@ def main(argv: list[str]) -> int:
         if (workdir / "config.json").exists():
             raise UserError(f"{workdir} is the workdir of a run, expected one of rows; use another")
         if docs:
-            table_report.check_document(expand_home(docs), name_of(config))
+            documents.check(expand_home(docs), name_of(config))
         i = next(i for i, arg in enumerate(rest) if arg.startswith("--config"))
         file = rest[i].partition("=")[2] or rest[i + 1]
         compare(config, settings, workdir, told(file, overrides), docs)

@@ -14,7 +14,8 @@ names, or where `--config.data.dir` says. Exit code 1: a row failed, the others 
 
 The results that a document's block is made of are kept beside the document, for docs/results.md in
 docs/results/LABEL/TABLE: those in RESULTS are added there, what else is there stays in the block.
-`--results=docs/results/LABEL --report_only` with the same flags makes the block from them alone.
+`--results=docs/results/LABEL --report_only` with the same `--table`, `--label`, `--presets` and
+`--write_docs` makes the block from them alone; `--nofigures`: without figures.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import functools
 import gc
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,17 +42,17 @@ from console import exit_code, leave, say, split_overrides, user_errors
 from meml_jax import (
     checks,
     comparison,
+    documents,
     sharing,
     stored_results,
     table_report,
     table_sheets,
     tables,
 )
-from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import expand_home, lock, write_atomic
 from meml_jax.results import points_version
-from meml_jax.settings import flatten, from_dict
+from meml_jax.settings import from_dict
 from meml_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -116,9 +116,7 @@ def block() -> str:
 
 def kept_folder() -> Path:
     """Folder beside the document that keeps what its block is made of."""
-    beside = expand_home(FLAGS.write_docs).with_suffix("")
-    label = re.sub(r"\W+", "_", FLAGS.label.replace(",", "")).strip("_").lower()
-    return beside / label / folder().name
+    return documents.beside(expand_home(FLAGS.write_docs)) / FLAGS.label / folder().name
 
 
 def workdir_of(row: str, seed: int) -> Path:
@@ -130,12 +128,11 @@ def finished(config: Config, workdir: Path) -> bool:
     """Tell whether a workdir holds the results, and the report, of these very settings."""
     try:
         results = json.loads((workdir / "results.json").read_text())
-        stored, wanted = flatten(from_dict(results["config"])), flatten(config)
+        stored = from_dict(results["config"])
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
-    chosen = [name for name in (*OPEN, "test.num_classes") if not wanted[name]]  # from the images
-    free = {*chosen, "data.cache_dir", "data.download_timeout"}
-    same = all(stored[name] == value for name, value in wanted.items() if name not in free)
+    free = ("data.cache_dir", "data.download_timeout")
+    same = not stored_results.differing(stored, config, free=free)
     current = results.get("points_version") == points_version(config)
     return same and current and (workdir / "report.md").exists()
 
@@ -194,34 +191,44 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
     stored = stored_results.read(folder(), say=say)
-    drawn = _report(table, folder(), make_lines(table, stored))
+    lines = lines_of(table, stored)
+    drawn = table_report.draw(folder(), table, lines)
+    table_report.write(folder(), table, lines, commands(table, lines), drawn)
     say(f"report: {folder() / 'report.html'}")
-    if not FLAGS.write_docs:
-        return
+    if FLAGS.write_docs:
+        with documents.locked(expand_home(FLAGS.write_docs)):
+            write_block(table, stored, table_report.of_trainings(drawn))
+
+
+def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Sequence[str]) -> None:
+    """Keep results, and figures that trainings have drawn, and write the block of all kept."""
     document, kept = expand_home(FLAGS.write_docs), kept_folder()
     if kept.resolve() != folder().resolve():
         stored_results.keep(stored, kept)
-        for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
+        for name in drawn if FLAGS.figures else []:
             write_atomic(kept / name, (folder() / name).read_bytes())
-    lines = make_lines(table, stored_results.read(kept, say=say))
-    figures = _report(table, kept, lines) if FLAGS.figures else {}
+    lines = lines_of(table, stored_results.read(kept, say=say))
+    figures = table_report.draw(kept, table, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
-    said = table.title + (FLAGS.label and f", {FLAGS.label}")
-    text = table_report.document_text(said, lines, commands(table, lines), shown)
-    table_report.write_into(document, block(), text)
+    heading = table.title + (FLAGS.label and f", {FLAGS.label}")
+    text = table_report.document_text(heading, lines, commands(table, lines), shown)
+    documents.write_block(document, block(), text)
 
 
-def make_lines(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
+def check_document(runs: Runs) -> None:
+    """Raise UserError where the block could not be written, or results not be kept."""
+    if FLAGS.label != Path(FLAGS.label).name or FLAGS.label.startswith("."):
+        raise UserError(f"--label={FLAGS.label!r}, expected the name of a folder")
+    documents.check(expand_home(FLAGS.write_docs), block())
+    stored_results.check_kept(kept_folder(), runs)
+
+
+def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
     """Make the table's lines of what is stored."""
     choice = tables.Choice(presets=FLAGS.presets)
     configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
     return comparison.make_lines(table, configs, stored)
-
-
-def _report(table: tables.Table, place: Path, lines: Sequence[comparison.Line]) -> dict[str, str]:
-    """Write the report into a folder: titles of its figures by their paths there."""
-    return table_report.write(place, table, lines, commands(table, lines))
 
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
@@ -247,7 +254,7 @@ def main(argv: list[str]) -> int:
     def work() -> int:
         table, runs = parse(argv)
         if FLAGS.write_docs:
-            table_report.check_document(expand_home(FLAGS.write_docs), block())
+            check_document({} if FLAGS.report_only else runs)
         failed = [] if FLAGS.report_only else do_all(table, runs)
         write_report(table)
         for message in failed:

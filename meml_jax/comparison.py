@@ -11,14 +11,11 @@ from meml_jax.config import Config
 from meml_jax.curves import BASELINES
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
-from meml_jax.stored_results import Stored
+from meml_jax.stored_results import IMAGES, Stored
 from meml_jax.tables import PLACES, Table
 from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
-
-IMAGES = ("content_hash", "test_hash", "note")
-"""Fields of `results.json` that tell what was trained on and tested."""
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""

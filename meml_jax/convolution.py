@@ -134,6 +134,7 @@ def _conv_kernel(x: Array, y_bar: Array, size: tuple[int, int], stride: int) -> 
     """The gradient with respect to the kernel, of the given size."""
     if _by_cells(x.shape[3], x.dtype):
         rows = y_bar.reshape(-1, y_bar.shape[3])
+        # Stored as the product reads it: of a transposed operand XLA makes a copy in float32.
         cells = [jnp.moveaxis(cell, 3, 0) for cell in _cells(x, size, stride)]
         columns = [lax.optimization_barrier(cell.reshape(x.shape[3], -1)) for cell in cells]
         kernel = jnp.stack([_product(column, rows, (1, 0)) for column in columns])

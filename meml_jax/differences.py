@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meml_jax import meta_test
-from meml_jax.comparison import IMAGES, At, Cell, Line, combine, points_of
+from meml_jax.comparison import At, Cell, Line, combine, points_of
+from meml_jax.stored_results import IMAGES
 
 TEST = ("protocol", "num_classes", "shots", "queries", "runs", "episodes", "ways_shots")
 """Fields of `config.test` that, with seed and images, decide on the runs."""

@@ -152,7 +152,7 @@ def read_npz(path: Path, *, report: Callable[[str], None] = print) -> dict[str, 
         return None
 
 
-def write_json(path: str | os.PathLike[str], value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> None:
     """Write `value` as JSON that is the same text for the same content.
 
     Keys are sorted and floats are written so that they are read back exactly.
@@ -160,12 +160,13 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     Args:
       path: file to create or replace.
       value: dicts, lists, numbers, strings; numpy scalars and arrays are converted.
+      indent: spaces a level; None: all on one line.
 
     Raises:
       UserError: a number is NaN or infinite (the message says where), or it cannot be written.
     """
     plain = _plain(value, where=Path(path).name)
-    write_atomic(path, json.dumps(plain, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    write_atomic(path, json.dumps(plain, indent=indent, sort_keys=True, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import write_atomic
+from meml_jax.files import write_json
 from meml_jax.results import points_version
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
 from meml_jax.types import UserError
+
+IMAGES = ("content_hash", "test_hash", "note")
+"""Fields of `results.json` that tell what was trained on and tested."""
 
 Stored = Mapping[str, Mapping[int, dict[str, Any]]]
 """`results.json` by row and seed."""
@@ -69,15 +73,64 @@ def _look_through(results: Mapping[str, Any]) -> None:
                 raise ValueError("another number of runs than it says")
 
 
-def keep(stored: Stored, folder: Path) -> None:
-    """Write what a report needs of each run to a folder that `read` reads, a file for each.
+def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[str]:
+    """List the settings in which stored results are not what is wanted, those in `free` aside.
 
-    Without places on this machine; half of the size of `results.json`, to stand beside a document.
+    What `wanted` leaves open, to be chosen from the images, may be anything.
     """
+    values, chosen = flatten(stored), (*OPEN, "test.num_classes")
+    return [
+        name
+        for name, value in flatten(wanted).items()
+        if name not in free and values[name] != value and (value or name not in chosen)
+    ]
+
+
+def check_kept(folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
+    """Raise UserError where `folder` keeps results of a row and seed with other settings.
+
+    Args:
+      folder: to which `keep` writes.
+      wanted: settings by row and seed.
+    """
+    kept = read(folder, say=lambda line: None)
+    for (row, seed), config in wanted.items():
+        if (results := kept.get(row, {}).get(seed)) is not None:
+            stored = from_dict(results["config"])
+            if names := differing(stored, config, free={*PLACES, "embedding.file"}):
+                raise UserError(
+                    f"{folder / row / f'seed{seed}'} keeps results of another {names[0]}: "
+                    f"{flatten(stored)[names[0]]!r}, now {flatten(config)[names[0]]!r}; give the "
+                    "block another --label, or delete that folder"
+                )
+
+
+def keep(stored: Stored, folder: Path) -> None:
+    """Write results to a folder that `read` reads, compact, and without this machine's paths.
+
+    Raises:
+      UserError: results of other settings, or on other images, are kept there.
+    """
+    check_kept(folder, {(row, seed): from_dict(r["config"]) for row, seed, r in _each(stored)})
+    before = read(folder, say=lambda line: None)
     nowhere = {name: value for name, value in flatten(Config()).items() if name in PLACES}
+    for row, seed, results in _each(stored):
+        place = folder / row / f"seed{seed}"
+        other = before.get(row, {}).get(seed, results)
+        if any(other.get(name) != results.get(name) for name in IMAGES):
+            raise UserError(
+                f"{place} keeps results on other images; give the block another --label, or "
+                "delete that folder"
+            )
+        config = from_dict(results["config"])
+        file = config.embedding.file and Path(config.embedding.file).name
+        config = override(config, {**nowhere, "embedding.file": file})
+        write_json(
+            place / "results.json", {**results, "config": dataclasses.asdict(config)}, indent=None
+        )
+
+
+def _each(stored: Stored) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for row, runs in stored.items():
         for seed, results in runs.items():
-            config = override(from_dict(results["config"]), nowhere)
-            kept = results | {"config": dataclasses.asdict(config)}
-            text = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
-            write_atomic(folder / row / f"seed{seed}" / "results.json", text + "\n")
+            yield row, seed, results

@@ -1,4 +1,4 @@
-"""The report of a table: Markdown, CSV, one HTML page, and a block in a document."""
+"""The report of a table: Markdown, CSV, one HTML page, and the text of a block in a document."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from meml_jax import table_figures
 from meml_jax.comparison import Line, columns, verdict
-from meml_jax.data import cache
-from meml_jax.files import lock, write_atomic
+from meml_jax.files import write_atomic
 from meml_jax.learners import LEARNERS
 from meml_jax.table_figures import label
 from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, mean_of, parts_of
 from meml_jax.tables import Table
-from meml_jax.types import UserError
-from meml_jax.workdir import fingerprint
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -36,19 +34,16 @@ pre { background: #8882; overflow-x: auto; padding: .6rem; }
 """
 
 
-def write(
-    folder: Path, table: Table, lines: Sequence[Line], commands: Sequence[str]
-) -> dict[str, str]:
-    """Write `report.md`, `report.csv`, `report.html` and `figures/` into the table's folder.
+def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
+    """Draw the curves of a table, and accuracy against cost, into `figures/` of its folder.
 
     Args:
       folder: of the table.
       table: what is reported.
       lines: of `comparison.make_lines`.
-      commands: that made what there is.
 
     Returns:
-      Titles of the figures by their paths in the folder.
+      Titles by paths in the folder, of figures that trainings there have drawn too.
     """
     figures = {}
     for i, part in enumerate(parts_of(lines)):
@@ -61,7 +56,25 @@ def write(
             cost = name.replace(".png", "_cost.png")
             if table_figures.draw_cost(here, folder / cost, title=title):
                 figures[cost] = f"{title}: cost and accuracy"
-    figures |= _of_a_training(folder, lines)
+    return figures | _of_a_training(folder, lines)
+
+
+def write(
+    folder: Path,
+    table: Table,
+    lines: Sequence[Line],
+    commands: Sequence[str],
+    figures: Mapping[str, str],
+) -> None:
+    """Write `report.md`, `report.csv` and `report.html` into the table's folder.
+
+    Args:
+      folder: of the table.
+      table: what is reported.
+      lines: of `comparison.make_lines`.
+      commands: that made what there is.
+      figures: of `draw`.
+    """
     sheets = make_sheets(lines)
     body = [_markdown(sheet, level=2) for sheet in sheets]
     shown = ["## Figures", *_images(figures)] if figures else []
@@ -69,22 +82,21 @@ def write(
     write_atomic(folder / "report.md", "\n\n".join(text) + "\n")
     write_atomic(folder / "report.csv", csv_text(lines))
     write_atomic(folder / "report.html", _page(table, sheets, figures, commands, folder))
-    return figures
 
 
 def document_text(
-    said: str, lines: Sequence[Line], commands: Sequence[str], figures: Mapping[str, str]
+    heading: str, lines: Sequence[Line], commands: Sequence[str], figures: Mapping[str, str]
 ) -> str:
     """Write the block of a table in a document: heading, commands, sheets, figures.
 
     Args:
-      said: heading.
+      heading: of the block.
       lines: of `comparison.make_lines`.
       commands: that made what there is.
       figures: titles by paths, as seen from the document.
     """
     sheets = [_markdown(sheet, level=3) for sheet in make_sheets(lines)]
-    return "\n\n".join([f"## {said}", _code(commands), *sheets, *_images(figures)])
+    return "\n\n".join([f"## {heading}", _code(commands), *sheets, *_images(figures)])
 
 
 def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
@@ -107,7 +119,7 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
 
 
 def of_trainings(figures: Mapping[str, str]) -> list[str]:
-    """List the figures that a training has drawn, of those that `write` returns."""
+    """List the figures that a training has drawn, of those that `draw` returns."""
     return [name for name in figures if not name.startswith("figures/")]
 
 
@@ -152,52 +164,8 @@ def csv_text(lines: Sequence[Line]) -> str:
     return buffer.getvalue()
 
 
-def write_into(path: Path, name: str, text: str) -> None:
-    """Put a block into a document, a file that need not exist, as `insert` does.
-
-    Of several processes one after another does it, so that no block is lost.
-    """
-    place = cache.folder(None) / "locks" / fingerprint(str(path.resolve()))
-    with lock(place, wait=True):
-        write_atomic(path, _inserted(path, name, text))
-
-
-def check_document(path: Path, name: str) -> None:
-    """Raise UserError where `write_into` would, or for another kind of file, before the work."""
-    if path.suffix not in (".md", ".markdown"):
-        raise UserError(
-            f"--write_docs={path}, expected a Markdown file, with a name like {path.stem}.md"
-        )
-    _inserted(path, name, "")
-
-
-def _inserted(path: Path, name: str, text: str) -> str:
-    try:
-        document = path.read_text(encoding="utf-8") if path.exists() else ""
-        return insert(document, name, text)
-    except (OSError, UnicodeDecodeError, UserError) as error:
-        raise UserError(f"{path}: {error}; mend it or name another document") from None
-
-
-def insert(document: str, name: str, text: str) -> str:
-    """Put a block into a document, in the place of the block of that name, else at its end.
-
-    Raises:
-      UserError: the block's beginning or end is missing, or there twice.
-    """
-    begin, end = f"<!-- begin {name} (generated) -->", f"<!-- end {name} -->"
-    block = f"{begin}\n\n{text.strip()}\n\n{end}"
-    found = (document.count(begin), document.count(end))
-    if found == (0, 0):
-        return f"{document.rstrip()}\n\n{block}\n" if document.strip() else f"{block}\n"
-    if found != (1, 1) or document.index(begin) > document.index(end):
-        raise UserError(f"expected one `{begin}` and after it one `{end}` in the document")
-    before, rest = document.split(begin)
-    return before + block + rest.split(end)[1]
-
-
 def _images(figures: Mapping[str, str]) -> list[str]:
-    return [f"![{title}]({path})" for path, title in figures.items()]
+    return [f"![{title}]({quote(path)})" for path, title in figures.items()]
 
 
 def _code(commands: Sequence[str]) -> str:

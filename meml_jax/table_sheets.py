@@ -171,11 +171,12 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
     rows = []
     for line in trainings(lines):
         config, first = config_of(line), line.results[0]
-        if first["meta_train"]["steps"] == 1:  # as good as not trained
-            continue
         trained, known = first["meta_train"], paper.COST.get(first["dataset"], {})
         plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"
-        theirs = known.get(config.learner) if plain_tasks and line.kind != "oracle" else None
+        trains = (
+            trained["steps"] > 1 and line.kind != "oracle"
+        )  # one step: an embedding's FEN alone
+        theirs = known.get(config.learner) if plain_tasks and trains else None
         minutes, gigabytes = theirs or (None, None)
         rows.append([
             line.row,

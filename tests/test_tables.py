@@ -372,6 +372,13 @@ def test_report(stored):
         "10000", "100", "5.0", "3", "40000", "0 h 47 min", "0.743 GB",
     ]  # fmt: skip
     assert cells(cost, "oracle_oml")[-1] == "-"
+    config = override(settings("omniglot", "meml", "short"), {"train.steps": 1})
+    path = stored / "omniglot" / "meml" / "seed0" / "results.json"
+    path.write_text(json.dumps(results(config, sgd=(0.5, 0.5))))
+    shutil.rmtree(stored / "omniglot" / "meml" / "seed1")
+    call("--table=omniglot", f"--results={stored}", "--report_only")
+    cost = (stored / "omniglot" / "report.md").read_text().split("## Cost")[1]
+    assert cells(cost, "meml")[-3:] == ["-", "-", "-"]
     every = "--rows=meml --seeds=0,1 --data_root=DIR --budget=short"
     assert f"    python experiments/tables.py --table=omniglot {every}\n" in text
     assert (stored / "omniglot" / "figures" / "accuracy.png").stat().st_size > 10_000
@@ -551,6 +558,7 @@ def test_a_block_of_a_document(stored, undrawn):
     )
     assert cells(first, "OML")[3] == "70.0 ± 0.0, below 74.6"
     assert "![Table 1: Omniglot](doc/omniglot/figures/accuracy.png)" in first
+    assert not (stored / "doc" / "omniglot" / "report.md").exists()
     assert (stored / "doc" / "omniglot" / "figures" / "accuracy.png").exists()
     assert call(*flags)[0] == 0 and path.read_text() == first
     assert call(*flags, "--label=other")[0] == 0
@@ -571,7 +579,7 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
     meml = stored / "omniglot" / "meml"
     (meml / "seed0" / "results.json").write_text(json.dumps(results(config, sgd=(0.85, 0.85))))
     assert call(*flags, f"--results={stored}")[0] == 0
-    first, kept = path.read_text(), stored / "doc" / "narrow_1000"
+    first, kept = path.read_text(), stored / "doc" / "Narrow, 1,000"
     assert cells(first, "MEML")[1] == "0, 1" and cells(first, "meml")[4] == "40"
     assert not any("/home/me" in file.read_text() for file in kept.rglob("*.json"))
     # From these alone; and with what another results folder has, of which the first is gone.
@@ -583,32 +591,54 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
     assert call(*flags, f"--results={stored}")[0] == 0
     assert cells(path.read_text(), "MEML")[1] == "0, 1, 2"
     assert cells((stored / "omniglot" / "report.md").read_text(), "MEML")[1] == "2"
+    # Nothing that is kept gives way to something else.
+    (meml / "seed2").rename(meml / "seed0")
+    other = override(config, {"outer.lr": 9.0})
+    (meml / "seed0" / "results.json").write_text(json.dumps(results(other, sgd=(0.1, 0.1))))
+    before = path.read_text()
+    code, _, err = call(*flags, f"--results={stored}")
+    assert code == 2 and "meml/seed0 keeps results of another outer.lr: 0.0001, now 9.0" in err
+    moved = results(config, sgd=(0.85, 0.85), content_hash="other images")
+    (meml / "seed0" / "results.json").write_text(json.dumps(moved))
+    code, _, err = call(*flags, f"--results={stored}")
+    assert code == 2 and "keeps results on other images" in err and path.read_text() == before
+    code, _, err = call("--table=omniglot", f"--write_docs={path}", "--label=Narrow, 1,000")
+    assert code == 2 and "oracle_oml/seed0 keeps results of another train.steps: 10000" in err
+    for label in ("a/b", ".."):
+        code, _, err = call(*flags[:3], f"--results={stored}", f"--label={label}")
+        assert code == 2 and "expected the name of a folder" in err
+
+
+OLDER = {  # than the keeping of results
+    "omniglot, 64 channels, 20,000 steps", "omniglot, full width, 8,400 steps",
+    "few_shot, 3,000 episodes", "best, 64 channels, 10,000 steps", "embeddings of omniglot",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["results", "smoke"])
 def test_a_document_is_what_its_kept_results_give(undrawn, tmp_path, name):
     docs, path = ROOT / "docs", tmp_path / f"{name}.md"
-    text, found = (docs / f"{name}.md").read_text(), set()
+    text, tables_ = (docs / f"{name}.md").read_text(), set()
     shutil.copytree(docs / name, tmp_path / name)
     path.write_text(text)
     for block in re.findall(r"<!-- begin .*?<!-- end", text, re.DOTALL):
         title = re.match("<!-- begin (.*) \\(generated\\) -->", block)[1]
         table_, _, label = title.partition(", ")
-        folder = tmp_path / name / re.sub(r"\W+", "_", label.replace(",", "")).lower()
-        if (folder / table_).is_dir():
-            found.add(folder / table_)
-            presets = re.search(r"--presets=\S+", block)
-            flags = [
-                f"--table={table_}",
-                "--report_only",
-                f"--label={label}",
-                f"--results={folder}",
-            ]
-            flags += [presets[0]] if presets else []
-            flags += [] if "![" in block else ["--nofigures"]
-            code, out, _ = call(*flags, f"--write_docs={path}")
-            assert code == 0 and "left out" not in out and path.read_text() == text, title
-    assert found == {file.parents[2] for file in (tmp_path / name).rglob("results.json")}
+        if title in OLDER:
+            continue
+        if dataset := re.fullmatch("embeddings of (.*)", title):
+            rows = [row.parents[1].name for row in docs.glob(f"{name}/embeddings/*/*/*/row.json")]
+            assert rows and all(f"| {row} |" in block for row in rows), dataset
+            continue
+        tables_.add(tmp_path / name / label / table_)
+        presets = re.search(r"--presets=\S+", block)
+        flags = [f"--table={table_}", "--report_only", f"--label={label}"]
+        flags += [f"--results={tmp_path / name / label}", f"--write_docs={path}"]
+        flags += [presets[0]] if presets else []
+        flags += [] if "![" in block else ["--nofigures"]
+        code, out, _ = call(*flags)
+        assert code == 0 and "left out" not in out and path.read_text() == text, title
+    assert tables_ == {file.parents[2] for file in (tmp_path / name).rglob("results.json")} != set()
 
 
 # Which runs are done, and by whom.

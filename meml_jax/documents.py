@@ -1,0 +1,65 @@
+"""A Markdown document with blocks that programs write, each between marks of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from meml_jax.data import cache
+from meml_jax.files import lock, write_atomic, writing
+from meml_jax.types import UserError
+from meml_jax.workdir import fingerprint
+
+
+def beside(path: Path) -> Path:
+    """Folder that keeps what a document's blocks are made of: docs/results for docs/results.md."""
+    return path.with_suffix("")
+
+
+def check(path: Path, name: str) -> None:
+    """Raise UserError, before the work, where a block of that name could not be written."""
+    if path.suffix not in (".md", ".markdown"):
+        raise UserError(
+            f"--write_docs={path}, expected a Markdown file, with a name like {path.stem}.md"
+        )
+    _inserted(path, name, "")
+    with writing(beside(path)):
+        beside(path).mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from a document and what is beside it, that none loses a block."""
+    with lock(cache.folder(None) / "locks" / fingerprint(str(path.resolve())), wait=True):
+        yield
+
+
+def write_block(path: Path, name: str, text: str) -> None:
+    """Put a block into a document, a file that need not exist, as `insert` does."""
+    write_atomic(path, _inserted(path, name, text))
+
+
+def _inserted(path: Path, name: str, text: str) -> str:
+    try:
+        document = path.read_text(encoding="utf-8") if path.exists() else ""
+        return insert(document, name, text)
+    except (OSError, UnicodeDecodeError, UserError) as error:
+        raise UserError(f"{path}: {error}; mend it or name another document") from None
+
+
+def insert(document: str, name: str, text: str) -> str:
+    """Put a block into a document, in the place of the block of that name, else at its end.
+
+    Raises:
+      UserError: the block's beginning or end is missing, or there twice.
+    """
+    begin, end = f"<!-- begin {name} (generated) -->", f"<!-- end {name} -->"
+    block = f"{begin}\n\n{text.strip()}\n\n{end}"
+    found = (document.count(begin), document.count(end))
+    if found == (0, 0):
+        return f"{document.rstrip()}\n\n{block}\n" if document.strip() else f"{block}\n"
+    if found != (1, 1) or document.index(begin) > document.index(end):
+        raise UserError(f"expected one `{begin}` and after it one `{end}` in the document")
+    before, rest = document.split(begin)
+    return before + block + rest.split(end)[1]
