@@ -71,8 +71,8 @@ def stored(workdir: Path, dataset: Dataset) -> Rows:
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
 
     def order(pair: tuple[str, Mapping[str, Any]]) -> tuple[int, int, int]:
-        name, count = _split(pair[0])
-        return names.index(name), count or 0, pair[1]["seed"]
+        name, row = pair
+        return names.index(_split(name)[0]), row["clusters"], row["seed"]
 
     return sorted((pair for pair in here if _split(pair[0])[0] in names), key=order)
 
