@@ -46,8 +46,8 @@ def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
       Titles by paths in the folder, of figures that trainings there have drawn too.
     """
     figures = {}
-    for i, part in enumerate(parts_of(lines)):
-        here = [line for line in lines if line.part == part]
+    for i, part in enumerate(dict.fromkeys(line.part for line in lines)):
+        here = [line for line in lines if line.part == part and part in parts_of(lines)]
         name = f"figures/part{i + 1}.png" if part else "figures/accuracy.png"
         if any(line.cells or line.paper for line in here):
             title = f"{table.title}{f', {part}' if part else ''}"

@@ -48,8 +48,9 @@ def make_sheets(lines: Sequence[Line]) -> list[Sheet]:
 
 
 def parts_of(lines: Sequence[Line]) -> list[str]:
-    """List the parts that a table has, in order."""
-    return list(dict.fromkeys(line.part for line in lines))
+    """List the parts that a table has, in order; where some have been measured, those only."""
+    measured = [line for line in lines if line.cells]
+    return list(dict.fromkeys(line.part for line in measured or lines))
 
 
 def trainings(lines: Sequence[Line]) -> list[Line]:

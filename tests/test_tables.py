@@ -455,6 +455,19 @@ def test_rows_are_put_against_each_other(stored, undrawn):
     assert cells(text, "Oracle OML - OML") == ["0", "+21.0 ± 12.7", "+10.5 ± 6.4"]
 
 
+def test_parts_of_which_nothing_is_measured_are_left_out(tmp_path, undrawn):
+    folder = tmp_path / "best" / "meml_official" / "seed0"
+    for there in (False, True):
+        if there:
+            folder.mkdir(parents=True)
+            content = results(settings("best", "meml_official"), sgd=(0.9, 0.9))
+            (folder / "results.json").write_text(json.dumps(content))
+        call("--table=best", f"--results={tmp_path}", "--report_only")
+        text = (tmp_path / "best" / "report.md").read_text()
+        assert ("## Random split" in text) == ("](figures/part1.png)" in text) == (not there)
+        assert "## Official split" in text and ("](figures/part2.png)" in text) == there
+
+
 def test_seeds_of_other_settings_are_not_mixed(stored):
     path = stored / "omniglot" / "meml" / "seed1" / "results.json"
     longer = settings("omniglot", "meml", "paper", 1)
