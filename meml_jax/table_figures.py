@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-from meml_jax import figures
+from meml_jax import curves, figures
 from meml_jax.comparison import At, Line, columns
 
 _GRAY = "#666666"
@@ -26,7 +26,7 @@ def label(at: At) -> str:
 
 
 def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> None:
-    """Draw the lines of one part of a table: a row of panels for each head, ours and the paper's.
+    """Draw the lines of one part of a table: a row for each head, ours beside the paper's if any.
 
     Args:
       lines: of `comparison.make_lines`, of one part.
@@ -40,27 +40,32 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
     looks = {row: figures.look_of(i) for i, row in enumerate(rows)}
     with matplotlib.rc_context(figures.STYLE):
         tall = max(3.0, 0.24 * (len(rows) + 4))
-        figure = Figure(figsize=(11.0, 0.4 + (tall + 0.5) * len(heads)), layout="constrained")
-        panels = figure.subplots(len(heads), 2, squeeze=False, sharey="row")
-        for (ours, theirs), head in zip(panels, heads, strict=True):
+        published = any(line.paper for line in drawn)
+        size = (11.0 if published else 8.0, 0.6 + (tall + 0.5) * len(heads))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(heads), 1 + published, squeeze=False, sharey="row")
+        for row_, head in zip(panels, heads, strict=True):
+            ours, last = row_[0], row_[-1]
             here = [line for line in drawn if line.head == head]
             name = _head_name(lines, head)
             handles = _ours(ours, here, at, looks)
             handles |= _unlearned(ours, lines, at)
             _say_if_empty(ours, "not measured")
             ours.set_title(name, loc="left")
-            handles |= _paper(theirs, here, at, looks, handles)
-            theirs.set_title("the paper", loc="left")
-            for panel in (ours, theirs):  # either may be empty
+            for theirs in row_[1:]:
+                handles |= _paper(theirs, here, at, looks, handles)
+                theirs.set_title("the paper", loc="left")
+            for panel in row_:  # any may be empty
                 spots = _places(panel, at, at)
                 margin = (_is_curve(at) and 0.05 * np.ptp(spots)) or 0.5
                 panel.set_xlim(spots.min() - margin, spots.max() + margin)
             ours.set_ylabel("test accuracy (%)")
-            ours.set_ylim(0, min(103.0, 1.08 * max(ours.dataLim.y1, theirs.dataLim.y1, 1.0)))
+            ours.set_ylim(0, min(103.0, 1.08 * max(1.0, *(panel.dataLim.y1 for panel in row_))))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
             names = [title.removesuffix(f", {name}") for title in handles]
-            theirs.legend(list(handles.values()), names, **place)
-        figure.suptitle(f"{title}: ours with 95 % interval, and the paper's", fontsize=11)
+            last.legend(list(handles.values()), names, **place)
+        said = "ours with 95 % interval" + ", and the paper's" * published
+        figure.suptitle(f"{title}\n{said}", fontsize=11)
         figures.save(figure, path)
 
 
@@ -89,11 +94,12 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        ax.set(xlabel="seconds of meta-training", xlim=(0, None), ylim=(0, None))
+        ax.set(xlabel="seconds of meta-training", xlim=(0, None))
+        ax.set_ylim(0, min(103.0, 1.08 * max(1.0, ax.dataLim.y1)))
         kind = "classes" if _is_curve(at) else "ways,shots"
         ax.set_ylabel(f"test accuracy at {label(at[0])} {kind} (%)")
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-        figure.suptitle(f"{title}: cost and accuracy, with 95 % interval", fontsize=11)
+        figure.suptitle(f"{title}\ncost and accuracy, with 95 % interval", fontsize=11)
         figures.save(figure, path)
     return True
 
@@ -180,4 +186,4 @@ def _head_name(lines: Sequence[Line], head: str) -> str:
             for curve in results["comparisons"]:
                 if curve["head"] == head:
                     return str(curve["name"])
-    return {"sgd": "sgd head", "adapted": "adapted to the support set"}.get(head, head)
+    return {"adapted": "adapted to the support set"}.get(head) or curves.NAMES.get(head, head)

@@ -102,12 +102,12 @@ def document_text(
 def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     """Name the figures of one training, if it has drawn them: attention, and feature maps.
 
-    It is the first unsupervised one that pools by attention, else the first that does.
+    It is the longest unsupervised one that pools by attention, else the longest that does.
     """
     trained = [line for line in lines if line.results and line.kind != "baseline"]
     known = {name for name, learner in LEARNERS.items() if learner.uses_attention}
     pooled = [line for line in trained if config_of(line).learner in known]
-    for line in sorted(pooled, key=lambda line: line.kind == "oracle"):
+    for line in sorted(pooled, key=lambda line: (line.kind == "oracle", -(line.steps or 0))):
         inside = f"{line.row}/seed{line.seeds[0]}/figures"
         shown = {
             f"{inside}/clusters.png": f"{line.title}: attention in some clusters",
