@@ -81,7 +81,30 @@ def read_row(folder: Path) -> dict[str, Any]:
     """Read what a row has left; one that is not there, or broken, belongs to no images."""
     row = read_json(folder / FINISHED)
     names = {*COLUMNS, "settings", "images", "flags"}
-    return row if isinstance(row, dict) and names <= row.keys() else dict.fromkeys(names)
+    whole = isinstance(row, dict) and names <= row.keys()
+    numbers = whole and isinstance(row["clusters"], int) and isinstance(row["seed"], int)
+    return row if numbers and isinstance(row["flags"], str) else dict.fromkeys(names)
+
+
+def check_keeping(rows: Rows, kept: Path, dataset: Dataset) -> None:
+    """Raise UserError where a document's rows, in `kept`, would be lost to others.
+
+    Args:
+      rows: to be kept; of those only settings and seed are read.
+      kept: folder of the document's rows.
+      dataset: of which all are to be.
+    """
+    advice = "name another document, or delete that folder"
+    for path in kept.glob(f"*/seed*/{FINISHED}"):
+        row = read_row(path.parent)
+        if row["images"] is None:
+            raise UserError(f"{path} is damaged; mend it or delete its folder")
+        if row["images"] != dataset.content_hash:
+            raise UserError(f"{path.parent} keeps a row on other images; {advice}")
+    for name, wanted in rows:
+        folder = kept / name / f"seed{wanted['seed']}"
+        if read_row(folder)["settings"] not in (None, wanted["settings"]):
+            raise UserError(f"{folder} keeps a row of other settings; {advice}")
 
 
 def block(rows: Rows, dataset: Dataset) -> str:

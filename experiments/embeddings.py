@@ -12,7 +12,7 @@ whitening and clustering only have one training, and where WORKDIR is a folder i
 `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table of all rows that
 are finished there, and leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/seedN/figures`.
 The rows of a document's table are kept beside it, for docs/results.md in docs/results/embeddings;
-those that are there from other calls, on the same images, stand in the table too.
+those that are there from other calls stand in the table too.
 True labels serve the table and the figures only: the agreement of clusters with them on the
 training images, and, to choose by, on the validation images, embedded likewise and put into as many
 clusters as there are classes.
@@ -43,7 +43,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 from console import exit_code, leave, say, split_overrides
-from embedding_table import FINISHED, block, read_row, stored, table, values_of
+from embedding_table import FINISHED, block, check_keeping, read_row, stored, table, values_of
 
 from meml_jax import (
     checks,
@@ -203,42 +203,56 @@ def compare(
     images = run.load(override(config, {"embedding.file": None}))
     datasets = {name: given.attach(images, each.embedding) for name, each in settings.items()}
     for name, each in settings.items():
-        dataset = datasets[name]
+        rows_of, clusters = len(datasets[name].train.images), each.clustering.num_clusters
         try:
-            embeddings.check(each.embedding, dataset.train.images)
-            clustering.check(each.clustering, len(dataset.train.images))
+            embeddings.check(each.embedding, datasets[name].train.images)
+            clustering.check(each.clustering, rows_of)
+            if clusters and not 2 <= clusters <= rows_of:
+                raise UserError(f"got {clusters} clusters, expected 2 to {rows_of}, the images")
         except UserError as error:
             raise UserError(f"row {name}: {error}") from None
+    settings = {n: choices.complete(each, datasets[n], say) for n, each in settings.items()}
+    wanted = {name: fingerprint_of(each, datasets[name]) for name, each in settings.items()}
+    if docs:
+        pairs = [(n, {"seed": each.seed, "settings": wanted[n]}) for n, each in settings.items()]
+        check_keeping([*stored(workdir, images), *pairs], kept_folder(docs, config), images)
     for name, each in settings.items():
         dataset = datasets[name]
         say(f"== {name}")
-        each = choices.complete(each, dataset, say)
         path = workdir / name / f"seed{each.seed}" / FINISHED
-        parts: tuple[Any, ...] = (each.embedding, each.clustering, each.tasks, each.seed)
-        parts += (each.precision,)
-        if each.clustering.rounds > 1:
-            parts += (each.network, each.inner, each.outer, each.train, each.learner)
-        wanted = fingerprint(*parts, dataset.content_hash, *embeddings.version(each.embedding))
-        if read_row(path.parent)["settings"] == wanted:
+        if read_row(path.parent)["settings"] == wanted[name]:
             say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
             continue
         row = measure(each, dataset, path.parent)
         say(f"figures in {path.parent / 'figures'}")
-        write_json(path, row | {"settings": wanted, "images": images.content_hash, "flags": flags_})
+        write_json(
+            path, row | {"settings": wanted[name], "images": images.content_hash, "flags": flags_}
+        )
         write_atomic(workdir / "table.md", table(stored(workdir, images)))
     rows = stored(workdir, images)
     write_atomic(workdir / "table.md", table(rows))
     say(table(rows))
     if docs:
-        document = expand_home(docs)
-        kept = (
-            documents.beside(document) / "embeddings" / f"{config.data.name}-{images.content_hash}"
-        )
+        document, kept = expand_home(docs), kept_folder(docs, config)
         with documents.locked(document):
+            check_keeping(rows, kept, images)
             for name, measured in rows:
                 write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
-            text = block(stored(kept, images), images)
-            documents.write_block(document, name_of(config), text)
+            documents.write_block(document, name_of(config), block(stored(kept, images), images))
+
+
+def fingerprint_of(config: Config, dataset: Dataset) -> str:
+    """Sum up all that a row's numbers depend on."""
+    parts: tuple[Any, ...] = (config.embedding, config.clustering, config.tasks, config.seed)
+    parts += (config.precision,)
+    if config.clustering.rounds > 1:
+        parts += (config.network, config.inner, config.outer, config.train, config.learner)
+    return fingerprint(*parts, dataset.content_hash, *embeddings.version(config.embedding))
+
+
+def kept_folder(docs: str, config: Config) -> Path:
+    """Folder beside a document that keeps the rows of its block."""
+    return documents.beside(expand_home(docs)) / "embeddings" / config.data.name
 
 
 def told(file: str, overrides: Sequence[str]) -> str:
@@ -276,7 +290,7 @@ def main(argv: list[str]) -> int:
         if (workdir / "config.json").exists():
             raise UserError(f"{workdir} is the workdir of a run, expected one of rows; use another")
         if docs:
-            documents.check(expand_home(docs), name_of(config))
+            documents.check(expand_home(docs), name_of(config), kept_folder(docs, config))
         i = next(i for i, arg in enumerate(rest) if arg.startswith("--config"))
         file = rest[i].partition("=")[2] or rest[i + 1]
         compare(config, settings, workdir, told(file, overrides), docs)

@@ -207,7 +207,7 @@ def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Seque
         stored_results.keep(stored, kept)
         for name in drawn if FLAGS.figures else []:
             write_atomic(kept / name, (folder() / name).read_bytes())
-    lines = lines_of(table, stored_results.read(kept, say=say))
+    lines = lines_of(table, stored_results.read_kept(kept))
     figures = table_report.draw(kept, table, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
@@ -218,10 +218,15 @@ def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Seque
 
 def check_document(runs: Runs) -> None:
     """Raise UserError where the block could not be written, or results not be kept."""
+    document, kept = expand_home(FLAGS.write_docs), kept_folder()
     if FLAGS.label != Path(FLAGS.label).name or FLAGS.label.startswith("."):
         raise UserError(f"--label={FLAGS.label!r}, expected the name of a folder")
-    documents.check(expand_home(FLAGS.write_docs), block())
-    stored_results.check_kept(kept_folder(), runs)
+    if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
+        raise UserError(f"--write_docs={document} is the table's report; name another document")
+    documents.check(document, block(), kept)
+    stored_results.check_kept(kept, runs)
+    if kept.resolve() != folder().resolve():
+        stored_results.check_keeping(stored_results.read(folder(), say=lambda line: None), kept)
 
 
 def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:

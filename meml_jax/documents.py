@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +18,43 @@ def beside(path: Path) -> Path:
     return path.with_suffix("")
 
 
-def check(path: Path, name: str) -> None:
-    """Raise UserError, before the work, where a block of that name could not be written."""
+def check(path: Path, name: str, kept: Path) -> None:
+    """Refuse, before the work, what `write_block` could not do.
+
+    Args:
+      path: the document.
+      name: of the block.
+      kept: folder of what it is made of.
+
+    Raises:
+      UserError: no Markdown file, one that cannot be read or written, a name that breaks its marks,
+        or a block that is there though nothing is kept of it, which would be lost.
+    """
     if path.suffix not in (".md", ".markdown"):
         raise UserError(
             f"--write_docs={path}, expected a Markdown file, with a name like {path.stem}.md"
         )
-    _inserted(path, name, "")
-    with writing(beside(path)):
-        beside(path).mkdir(parents=True, exist_ok=True)
+    if not name.isprintable() or "--" in name:
+        raise UserError(f"a block cannot be named {name!r}; expected no `--` and no line break")
+    changed = _inserted(path, name, "")
+    with writing(kept):
+        kept.mkdir(parents=True, exist_ok=True)
+    for folder in (path.parent, kept):
+        if not os.access(folder, os.W_OK):
+            raise UserError(
+                f"cannot write into {folder}; make it writable or name another document"
+            )
+    if (
+        not any(kept.iterdir())
+        and path.exists()
+        and changed.count("<!-- begin") == (path.read_text(encoding="utf-8").count("<!-- begin"))
+    ):
+        raise UserError(
+            f"{path} has the block {name!r}, but {kept}, of which it would be made anew, is empty; "
+            "delete the block, or name another document or --label"
+        )
+    with locked(path):
+        pass
 
 
 @contextlib.contextmanager

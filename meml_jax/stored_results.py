@@ -39,6 +39,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             config, seed = from_dict(results["config"]), int(number)
             if results.get("points_version") != points_version(config):
                 raise UserError("judged as an earlier version did; the same command judges anew")
+            if config.seed != seed:
+                raise ValueError(f"results of seed {config.seed}")
             _look_through(results)
         except UserError as error:
             say(f"left out: {path} ({str(error).partition('; fields are')[0]})")
@@ -57,12 +59,19 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
 
 def _look_through(results: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError where what a table shows is not in results."""
-    for name in ("dataset", "device", "commit", "embedding"):
-        _ = results[name]
-    _ = results["clustering"]["kept"], results["meta_train"]["steps"]
-    _ = results["meta_test"]["checkpoint_step"]
+    clusters, training = results["clustering"], results["meta_train"]
+    numbers = [clusters["kept"], *(training[name] for name in ("seconds", "steps_per_second"))]
+    if clusters["labels"] != "true":
+        numbers.append(clusters["purity"])
+        _ = results["embedding"]["name"]
+    if not all(isinstance(number, int | float) for number in numbers):
+        raise TypeError(f"numbers expected, got {numbers}")
+    if not all(isinstance(results[name], str) for name in ("dataset", "device", "commit")):
+        raise TypeError("text expected in dataset, device, commit")
+    _ = int(training["steps"]), int(results["meta_test"]["checkpoint_step"])
+    _ = [curve["name"] for curve in results["comparisons"]]
     for curve in (results["meta_test"], *results["comparisons"]):
-        if not (curve["head"] and curve["points"]):
+        if not (isinstance(curve["head"], str) and curve["points"]):
             raise ValueError("a curve without points")
         for point in curve["points"]:
             numbers = [float(point[name]) for name in ("accuracy", "ci95", "chance", "seconds")]
@@ -86,6 +95,19 @@ def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[
     ]
 
 
+def read_kept(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read what `keep` has written.
+
+    Raises:
+      UserError: some of it cannot be read, so that what is made of it would lack a row.
+    """
+
+    def refuse(line: str) -> None:
+        raise UserError(f"{line.removeprefix('left out: ')}; mend that file or delete its folder")
+
+    return read(folder, say=refuse)
+
+
 def check_kept(folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
     """Raise UserError where `folder` keeps results of a row and seed with other settings.
 
@@ -93,16 +115,29 @@ def check_kept(folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
       folder: to which `keep` writes.
       wanted: settings by row and seed.
     """
-    kept = read(folder, say=lambda line: None)
+    kept = read_kept(folder)
     for (row, seed), config in wanted.items():
         if (results := kept.get(row, {}).get(seed)) is not None:
-            stored = from_dict(results["config"])
-            if names := differing(stored, config, free={*PLACES, "embedding.file"}):
+            stored, now = _nowhere(from_dict(results["config"])), _nowhere(config)
+            if names := differing(stored, now, free=()):
                 raise UserError(
                     f"{folder / row / f'seed{seed}'} keeps results of another {names[0]}: "
-                    f"{flatten(stored)[names[0]]!r}, now {flatten(config)[names[0]]!r}; give the "
+                    f"{flatten(stored)[names[0]]!r}, now {flatten(now)[names[0]]!r}; give the "
                     "block another --label, or delete that folder"
                 )
+
+
+def check_keeping(stored: Stored, folder: Path) -> None:
+    """Raise UserError where `keep` would."""
+    check_kept(folder, {(row, seed): from_dict(r["config"]) for row, seed, r in _each(stored)})
+    kept = read_kept(folder)
+    for row, seed, results in _each(stored):
+        other = kept.get(row, {}).get(seed, results)
+        if any(other.get(name) != results.get(name) for name in IMAGES):
+            raise UserError(
+                f"{folder / row / f'seed{seed}'} keeps results on other images; give the block "
+                "another --label, or delete that folder"
+            )
 
 
 def keep(stored: Stored, folder: Path) -> None:
@@ -111,23 +146,18 @@ def keep(stored: Stored, folder: Path) -> None:
     Raises:
       UserError: results of other settings, or on other images, are kept there.
     """
-    check_kept(folder, {(row, seed): from_dict(r["config"]) for row, seed, r in _each(stored)})
-    before = read(folder, say=lambda line: None)
-    nowhere = {name: value for name, value in flatten(Config()).items() if name in PLACES}
+    check_keeping(stored, folder)
     for row, seed, results in _each(stored):
-        place = folder / row / f"seed{seed}"
-        other = before.get(row, {}).get(seed, results)
-        if any(other.get(name) != results.get(name) for name in IMAGES):
-            raise UserError(
-                f"{place} keeps results on other images; give the block another --label, or "
-                "delete that folder"
-            )
-        config = from_dict(results["config"])
-        file = config.embedding.file and Path(config.embedding.file).name
-        config = override(config, {**nowhere, "embedding.file": file})
-        write_json(
-            place / "results.json", {**results, "config": dataclasses.asdict(config)}, indent=None
-        )
+        config = dataclasses.asdict(_nowhere(from_dict(results["config"])))
+        path = folder / row / f"seed{seed}" / "results.json"
+        write_json(path, {**results, "config": config}, indent=None)
+
+
+def _nowhere(config: Config) -> Config:
+    """Take the places on this machine out of settings; of an embedding's file, all but the name."""
+    nowhere = {name: value for name, value in flatten(Config()).items() if name in PLACES}
+    file = config.embedding.file and Path(config.embedding.file).name
+    return override(config, {**nowhere, "embedding.file": file})
 
 
 def _each(stored: Stored) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -233,6 +233,7 @@ def table(tmp_path, *flags, **values):
         (["--rows=pca"], {"clustering.minibatch_above": -1}, "above=-1, expected at least 0"),
         (["--rows=acai,sela"], {"embedding.steps": 9}, "(4000 in acai, 10000 in sela)"),
         (["--rows=pca,pca_5"], {}, "num_clusters=10 in row pca_5, which is named after 5"),
+        (["--rows=pixels_999"], {"clustering.num_clusters": None}, "row pixels_999: got 999 clus"),
         (["--rows=pixels,acai"], {"embedding.batch_size": 9999}, "row acai: embedding.batch_size"),
     ],
 )
@@ -321,6 +322,17 @@ def test_rows_of_other_numbers_of_clusters(tmp_path):
     assert "| pca_5 |" in document.read_text() and "| pca_5 |" not in first
     kept = [line for line in first.splitlines() if line.startswith(("| pixels", "| contrastive"))]
     assert len(kept) == 3 and set(kept) <= set(document.read_text().splitlines())
+    # Nothing gives way to other settings or images.
+    before = document.read_text()
+    for changed, message in (
+        ({"embedding.dim": 4}, "pca_5/seed0 keeps a row of other settings"),
+        ({"data.num_classes": 21}, "keeps a row on other images"),
+    ):
+        code, _, err = table(
+            tmp_path / "more", "--rows=pca_5", f"--write_docs={document}",
+            **values, **{"clustering.num_clusters": None}, **changed,
+        )  # fmt: skip
+        assert code == 2 and message in err and document.read_text() == before
 
 
 @pytest.mark.slow

@@ -615,11 +615,34 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
     (meml / "seed0" / "results.json").write_text(json.dumps(moved))
     code, _, err = call(*flags, f"--results={stored}")
     assert code == 2 and "keeps results on other images" in err and path.read_text() == before
+    both = moved, results(other, sgd=(0.1, 0.1))
+    for content, seed in zip(both, ("seed0", "seed7"), strict=True):  # all or nothing is kept
+        (meml / seed).mkdir(exist_ok=True)
+        (meml / seed / "results.json").write_text(json.dumps(content | {"seed": 7}))
+    assert call(*flags, f"--results={stored}")[0] == 2
+    assert not (kept / "omniglot" / "meml" / "seed7").exists()
+    shutil.rmtree(meml / "seed7")
+    (meml / "seed0" / "results.json").unlink()
     code, _, err = call("--table=omniglot", f"--write_docs={path}", "--label=Narrow, 1,000")
     assert code == 2 and "oracle_oml/seed0 keeps results of another train.steps: 10000" in err
-    for label in ("a/b", ".."):
+    for label, message in (
+        ("a/b", "the name of a folder"), ("..", "the name of a folder"), ("-->", "no `--`"),
+        ("a\nb", "no line break"), ("\udcff", "no line break"),
+    ):  # fmt: skip
         code, _, err = call(*flags[:3], f"--results={stored}", f"--label={label}")
-        assert code == 2 and "expected the name of a folder" in err
+        assert code == 2 and message in err, label
+    report = stored / "omniglot" / "report.md"
+    code, _, err = call(*flags[:2], f"--results={stored}", f"--write_docs={report}")
+    assert code == 2 and "is the table's report" in err
+    # What is kept is whole, or nothing is made of it; a block that nothing is kept of stays.
+    file = kept / "omniglot" / "meml" / "seed1" / "results.json"
+    content = file.read_text()
+    file.write_text(content[:100])
+    code, _, err = call(*flags, f"--results={stored}")
+    assert code == 2 and f"{file} (damaged" in err and path.read_text() == before
+    shutil.rmtree(kept)
+    code, _, err = call(*flags, f"--results={stored}")
+    assert code == 2 and "is empty; delete the block" in err and path.read_text() == before
 
 
 OLDER = {  # than the keeping of results
