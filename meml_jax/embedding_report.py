@@ -105,9 +105,9 @@ def _neighbours(
         share, most = same_class(labels, rows, found)
         counted = f"all {len(z)}" if len(rows) == len(z) else f"{len(rows)} of the {len(z)}"
         title = (
-            f"{name}\non average {count * share:.2f} of the {count} nearest are of an image's class"
+            f"{name}\nof the {count} nearest images {count * share:.2f} are of an image's own class"
             + f", at most {count * most:.2f} can be" * (most < 1)
-            + f" (mean over {counted} images)"
+            + f" (mean over {counted})"
         )
         found = found[: len(queries)]
         same = labels[found] == labels[queries][:, None]
