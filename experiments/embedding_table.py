@@ -1,15 +1,14 @@
-"""The table of `experiments/embeddings.py`: its rows, and those that are finished as text."""
+"""The table of `experiments/embeddings.py`: rows that are finished, as text."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meml_jax.embeddings import EMBEDDINGS
+import embedding_rows
+
 from meml_jax.files import read_json
-from meml_jax.presets import EMBEDDINGS as ROWS
 from meml_jax.types import Dataset, UserError
 
 COLUMNS = (
@@ -39,42 +38,17 @@ def table(rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def row_names() -> list[str]:
-    """List the rows that there may be: those that set something, then the other embeddings."""
-    return list(dict.fromkeys([*ROWS, *EMBEDDINGS, "npz"]))
-
-
-def values_of(row: str) -> Mapping[str, Any]:
-    """What a row sets: the name of an embedding, e.g. one of your own, that; a number, clusters.
-
-    Raises:
-      UserError: there is no such row.
-    """
-    name, count = _split(row)
-    if name not in row_names():
-        names = ", ".join(row_names())
-        raise UserError(f"--rows has {row!r}, expected some of {names}, or one of them as pca_64")
-    values = ROWS.get(name, {"embedding.name": name})
-    return values if count is None else {**values, "clustering.num_clusters": count}
-
-
-def _split(row: str) -> tuple[str, int | None]:
-    """Split off the number of clusters with which a row's name ends, if it does."""
-    found = None if row in row_names() else re.fullmatch("(.+)_([1-9][0-9]*)", row)
-    return (found[1], int(found[2])) if found else (row, None)
-
-
 def stored(workdir: Path, dataset: Dataset) -> Rows:
     """Read the finished rows on these images, in the order of `row_names`, clusters and seeds."""
-    names = row_names()
+    names = embedding_rows.row_names()
     found = [(path.parent.name, read_row(path)) for path in workdir.glob("*/seed*")]
     here = [(name, row) for name, row in found if row["images"] == dataset.content_hash]
 
     def order(pair: tuple[str, Mapping[str, Any]]) -> tuple[int, int, int]:
         name, row = pair
-        return names.index(_split(name)[0]), row["clusters"], row["seed"]
+        return names.index(embedding_rows.split(name)[0]), row["clusters"], row["seed"]
 
-    return sorted((pair for pair in here if _split(pair[0])[0] in names), key=order)
+    return sorted((pair for pair in here if embedding_rows.split(pair[0])[0] in names), key=order)
 
 
 def read_row(folder: Path) -> dict[str, Any]:

@@ -43,10 +43,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import run
 from console import exit_code, leave, say, split_overrides
-from embedding_table import FINISHED, block, check_keeping, read_row, stored, table, values_of
+from embedding_rows import ROWS, choose, fingerprint_of
+from embedding_table import FINISHED, block, check_keeping, read_row, stored, table
 
 from meml_jax import (
-    checks,
     choices,
     clustering,
     documents,
@@ -62,69 +62,15 @@ from meml_jax.config import Config
 from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
-from meml_jax.settings import flatten, from_dict, override
+from meml_jax.settings import from_dict, override
 from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, Split, UserError
-from meml_jax.workdir import fingerprint, open_workdir, record_config
-
-ROWS = presets.EMBEDDINGS
-"""What a row sets. Settings given on the command line hold for all rows, and before these."""
-
-NAMED_AFTER = (
-    "embedding.name", "embedding.whiten", "embedding.normalize", "clustering.init",
-    "clustering.num_clusters",
-)  # fmt: skip
-"""Fields that make a row what its name says."""
+from meml_jax.workdir import open_workdir, record_config
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, or embeddings, by name.")
 flags.DEFINE_string(
     "write_docs", None, "Markdown file that gets the table; rows are kept beside it."
 )
-
-
-def settings_of(row: str, config: Config, chosen: Mapping[str, Any]) -> Config:
-    """Return the settings of a row: of the file, of the row, then those `chosen` by the user.
-
-    Raises:
-      UserError: no such row, or settings that no row has.
-    """
-    config = override(config, {**values_of(row), **chosen})
-    if config.embedding.name != "npz":  # the file is for that row, beside others
-        config = override(config, {"embedding.file": None})
-    if config.clustering.rounds == 1:  # nothing is trained here, so its start need not fit the row
-        config = override(config, {"train.init": "random"})
-    if config.seeds != 1:
-        raise UserError(f"seeds={config.seeds}, expected 1; change seed, and the --workdir with it")
-    if config.tasks.labels == "true":
-        raise UserError("tasks.labels='true' clusters no embedding; use 'clusters'")
-    return config
-
-
-def choose(config: Config, names: list[str], fields: list[str]) -> dict[str, Config]:
-    """Return the settings of each row, where the `fields` that the user gave win.
-
-    Raises:
-      UserError: as `settings_of`; a field that would make rows alike which differ in it.
-    """
-    chosen = {field: flatten(config)[field] for field in fields}
-    settings = {name: settings_of(name, config, chosen) for name in names}
-    for field in chosen:
-        own = {name: values_of(name)[field] for name in names if field in values_of(name)}
-        if len(set(own.values())) > 1:
-            said = ", ".join(f"{value!r} in {name}" for name, value in own.items())
-            raise UserError(
-                f"--config.{field} would make rows alike that differ in it ({said}); choose rows "
-                "that agree with --rows"
-            )
-    for name, each in settings.items():
-        for field in (field for field in NAMED_AFTER if field in chosen):
-            if chosen[field] != values_of(name).get(field, chosen[field]):
-                raise UserError(
-                    f"--config.{field}={chosen[field]} in row {name}, which is named after "
-                    f"{values_of(name)[field]!r}; choose another row with --rows"
-                )
-        checks.before_loading(each)
-    return settings
 
 
 def twin(config: Config, folder: Path) -> Path | None:
@@ -239,15 +185,6 @@ def compare(
             for name, measured in rows:
                 write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
             documents.write_block(document, name_of(config), block(stored(kept, images), images))
-
-
-def fingerprint_of(config: Config, dataset: Dataset) -> str:
-    """Sum up all that a row's numbers depend on."""
-    parts: tuple[Any, ...] = (config.embedding, config.clustering, config.tasks, config.seed)
-    parts += (config.precision,)
-    if config.clustering.rounds > 1:
-        parts += (config.network, config.inner, config.outer, config.train, config.learner)
-    return fingerprint(*parts, dataset.content_hash, *embeddings.version(config.embedding))
 
 
 def kept_folder(docs: str, config: Config) -> Path:
