@@ -107,7 +107,7 @@ def _neighbours(
         title = (
             f"{name}\nof the {count} nearest images {count * share:.2f} are of an image's own class"
             + f", at most {count * most:.2f} can be" * (most < 1)
-            + f" (mean over {counted})"
+            + f" (mean over {counted} images)"
         )
         found = found[: len(queries)]
         same = labels[found] == labels[queries][:, None]
