@@ -91,7 +91,7 @@ def test_neighbours_are_counted_on_as_many_images_as_time_allows(monkeypatch):
         assert f"(mean over {counted} images)" in title and "at most 5.00 can be" in title
     found = embedding_report.nearest(z, np.arange(30), 10)
     share, _ = embedding_report.same_class(labels, np.arange(30), found)
-    assert f"{10 * share:.2f} of the 10 nearest are" in titles[0]
+    assert f"of the 10 nearest images {10 * share:.2f} are" in titles[0]
 
 
 def test_clusters_at_quantiles_of_size():
