@@ -36,7 +36,7 @@ def check(path: Path, name: str, kept: Path) -> None:
         )
     if not name.isprintable() or "--" in name:
         raise UserError(f"a block cannot be named {name!r}; expected no `--` and no line break")
-    changed = _inserted(path, name, "")
+    _inserted(path, name, "")
     with writing(kept):
         kept.mkdir(parents=True, exist_ok=True)
     for folder in (path.parent, kept):
@@ -44,16 +44,13 @@ def check(path: Path, name: str, kept: Path) -> None:
             raise UserError(
                 f"cannot write into {folder}; make it writable or name another document"
             )
-    if (
-        not any(kept.iterdir())
-        and path.exists()
-        and changed.count("<!-- begin") == (path.read_text(encoding="utf-8").count("<!-- begin"))
-    ):
+    there = path.exists() and _marks(name)[0] in path.read_text(encoding="utf-8")
+    if there and not any(kept.iterdir()):
         raise UserError(
             f"{path} has the block {name!r}, but {kept}, of which it would be made anew, is empty; "
             "delete the block, or name another document or --label"
         )
-    with locked(path):
+    with locked(path):  # raises where the lock cannot be made
         pass
 
 
@@ -77,13 +74,18 @@ def _inserted(path: Path, name: str, text: str) -> str:
         raise UserError(f"{path}: {error}; mend it or name another document") from None
 
 
+def _marks(name: str) -> tuple[str, str]:
+    """What stands before and after a block."""
+    return f"<!-- begin {name} (generated) -->", f"<!-- end {name} -->"
+
+
 def insert(document: str, name: str, text: str) -> str:
     """Put a block into a document, in the place of the block of that name, else at its end.
 
     Raises:
       UserError: the block's beginning or end is missing, or there twice.
     """
-    begin, end = f"<!-- begin {name} (generated) -->", f"<!-- end {name} -->"
+    begin, end = _marks(name)
     block = f"{begin}\n\n{text.strip()}\n\n{end}"
     found = (document.count(begin), document.count(end))
     if found == (0, 0):

@@ -40,9 +40,8 @@ class Conv(nn.Module):
         shape = (self.size, self.size, x.shape[-1], self.channels)
         kernel = self.param("kernel", self.kernel_init, shape, x.dtype)
         bias = self.param("bias", nn.initializers.zeros_init(), (self.channels,), x.dtype)
-        wide = jnp.promote_types(
-            x.dtype, jnp.float32
-        )  # the bias's gradient, a sum, is slow in bfloat16
+        # Added in float32: the bias's gradient is a sum, which XLA's CPU does slowly in bfloat16.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
         y = conv2d(x, kernel, stride=self.stride).astype(wide)
         return (y + bias.astype(wide)[None, None, None]).astype(x.dtype)
 

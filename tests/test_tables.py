@@ -663,7 +663,10 @@ def test_a_document_is_what_its_kept_results_give(undrawn, tmp_path, name):
         if title in OLDER:
             continue
         if dataset := re.fullmatch("embeddings of (.*)", title):
-            rows = [row.parents[1].name for row in docs.glob(f"{name}/embeddings/*/*/*/row.json")]
+            rows = [
+                row.parents[1].name
+                for row in docs.glob(f"{name}/embeddings/{dataset[1]}/*/*/row.json")
+            ]
             assert rows and all(f"| {row} |" in block for row in rows), dataset
             continue
         tables_.add(tmp_path / name / label / table_)
