@@ -200,8 +200,8 @@ def test_on_equal_clusters_every_balancing_is_the_unbalanced_training():
     plain = train()
     assert_same(train(balance="loss"), plain)
     assert_same(train(balance="truncate", balance_size=6), plain)
-    augmented = train(balance="augment", balance_size=6)  # another program
-    assert_close(without_score_bias(augmented), without_score_bias(plain))
+    augmented = train(balance="augment", balance_size=6)  # another program, rounded otherwise
+    assert_close(without_score_bias(augmented), without_score_bias(plain), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
