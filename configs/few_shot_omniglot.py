@@ -6,7 +6,7 @@
 DIR as for configs/omniglot.py. Presets, behind a colon, separated by commas; one method: `maml`
 (default: MAML, 5 inner steps), `fomaml`, `anil`, `meml` (one update on one meta-example a class);
 true classes, or `cactus_balanced` and `cactus_unbalanced` (clusters of ACAI, or with `contrastive`
-behind them of a contrastive embedding); 20 ways and 1 shot, or `shots5`, `shots15`; `smoke` (the
+of a contrastive embedding); 20 ways and 1 shot, or `shots5`, `shots15`; `smoke` (the
 whole pipeline in a few minutes, small network). The paper's rows are `maml`, `meml`, each with and
 without `shots5`, and `maml,cactus_balanced,shots5` and so on. Evaluated on 5,1 5,5 20,1 and 20,5
 (ways, shots), 600 episodes of 15 queries a class each.
@@ -20,8 +20,7 @@ from typing import Any
 from meml_jax.presets import CONTRASTIVE, OMNIGLOT
 from meml_jax.settings import preset_config
 
-VALUES = {
-    "data.name": "omniglot",
+VALUES = OMNIGLOT | {
     "learner": "maml",
     "tasks.labels": "true",
     "episodes.ways": 20,
@@ -46,7 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "meml": {"learner": "meml_few_shot", "inner.steps": 1},
 }
 
-CLUSTERS = OMNIGLOT | {"tasks.labels": "clusters"}
+CLUSTERS = {"tasks.labels": "clusters"}
 
 PRESETS: dict[str, dict[str, Any]] = METHODS | {
     "shots5": {"episodes.shots": 5},

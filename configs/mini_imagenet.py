@@ -10,9 +10,9 @@ of 600 images, 84x84 in colour. There is no download: the images are ImageNet's.
 commas: `paper` (default), `clusters64`, `clusters128`, `clusters256` (default), `clusters512`,
 `sela` (its embedding in place of DeepCluster's), `released` (docs/deviations.md), `smoke` (the
 whole pipeline, small network, clusters of PCA). Time: DeepCluster and 200,000 steps of the full
-network at 84x84 need an accelerator; `smoke` takes minutes on 2 CPU cores. Expected accuracy of
-`smoke`: docs/smoke.md; of the paper: meml_jax/paper.py. A full run of ours has not been measured
-yet.
+network at 84x84 need an accelerator; `smoke` takes minutes on 2 CPU cores, and
+learns as good as nothing. The paper's accuracies: meml_jax/paper.py. A full run of ours has not
+been measured yet.
 """
 
 from typing import Any

@@ -9,9 +9,8 @@ for the meta-test, and 80 of the other 800 are held out to choose the learning r
 a colon, separated by commas: `paper` (default), `clusters800`, `clusters1600` (default), `released`
 (docs/deviations.md), `smoke` (the whole pipeline, small network, 20 clusters of PCA). Time:
 DeepCluster and 200,000 steps of the full network need an accelerator; `smoke` takes minutes on 2
-CPU cores. Expected accuracy of the paper: meml_jax/paper.py. The images were not at hand, so a run
-of ours has not been measured; a generated tree of this shape passes through `smoke` in
-docs/smoke.md.
+CPU cores. The paper's accuracies: meml_jax/paper.py. We have not had the images: no run of ours has
+been measured, a generated tree of this shape passes through `smoke` in docs/smoke.md.
 """
 
 from typing import Any

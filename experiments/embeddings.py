@@ -4,8 +4,8 @@
         --workdir=runs/embeddings [--rows=pixels,pca,random,acai,contrastive]
         [--config.a.b=value] [--write_docs=docs/results.md]
 
-A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them; a number
-at its end, as in `pca_64`, is that of its clusters, in place of the file's. Each is a run of
+A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them; `pca_64`
+is the row `pca` with 64 clusters in place of the file's number. Each is a run of
 `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and those of the row
 in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows that differ in
 whitening and clustering only have one training, and where WORKDIR is a folder in the results of
@@ -18,8 +18,9 @@ training images, and, to choose by, on the validation images, embedded likewise 
 clusters as there are classes.
 
 DeepCluster and SeLa have the number of pseudo-labels of the file, or
-`--config.embedding.num_pseudo_labels`; ACAI needs images whose code has at most `embedding.dim`
-positions, so `--rows` leaves it out at 84 pixels.
+`--config.embedding.num_pseudo_labels`; the dimension of ACAI is a multiple
+of its code's positions (16 at 28 and 32 pixels, 121 at 84): at 84 pixels name the rows without it,
+`--rows=pca,deepcluster`, or set `--config.embedding.dim`.
 """
 
 from __future__ import annotations

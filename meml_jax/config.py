@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Which images, in which size, split how (DESIGN 5)."""
+    """Which images, in which size, split how."""
 
     name: str = "glyphs"
     dir: str | None = None  # folder of the files; None: the user cache, downloaded where possible
@@ -164,7 +164,7 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TestConfig:
-    """Meta-test (DESIGN 6)."""
+    """Meta-test (docs/method.md, Meta-test)."""
 
     protocol: str = "clean"  # clean, released
     heads: tuple[str, ...] = ("sgd", "prototype")  # first one is the result, others are compared

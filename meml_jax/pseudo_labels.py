@@ -125,6 +125,9 @@ def cluster(
         labels, requested, actual = true, dataset.train.num_classes, len(np.unique(true))
     table, kept = tasks.table_from_labels(labels, min_size=settings.min_size)
     table, kept = balance.balance_table(settings, table, kept, seed=config.seed)
+    # Of what was cut away for balance, nothing is trained on.
+    judged = table.index if truncated else np.arange(len(labels))
+    agreement = clustering.agreement(true[judged], labels[judged])
     info = {
         "labels": settings.labels,
         "requested": requested,
@@ -136,7 +139,7 @@ def cluster(
         "size_max": int(table.size.max()),
         "images": len(table.index),
         "seconds": time.monotonic() - started,
-        **(clustering.agreement(true, labels) or dict.fromkeys(clustering.AGREEMENT)),
+        **(agreement or dict.fromkeys(clustering.AGREEMENT)),
     }
     write_npz(
         path,

@@ -143,7 +143,16 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
         raise UserError(f"--rows has {name!r}, expected some of {', '.join(table.rows)}")
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
-    config = from_dict(_module(root / (row.config or table.config)).get_config(presets).to_dict())
+    module = _module(root / (row.config or table.config))
+    config, chosen, bare = (
+        from_dict(module.get_config(names).to_dict())
+        for names in (presets, choice.presets or "paper", "paper")
+    )
+    if chosen.embedding not in (config.embedding, bare.embedding):
+        raise UserError(
+            f"--presets={choice.presets} has another embedding than row {name!r}, whose own "
+            f"presets set {config.embedding.name!r}; leave --presets out, or choose other --rows"
+        )
     budget = {**BUDGETS[choice.budget], **(table.smoke if choice.budget == "smoke" else {})}
     # The row comes last: what tells it from the other rows holds in every budget.
     config = override(config, {**budget, **row.values, "seed": seed})

@@ -173,6 +173,10 @@ def results(workdir):
     return json.loads((workdir / "results.json").read_text())
 
 
+def stored_config(workdir):
+    return from_dict(json.loads((workdir / "config.json").read_text()))
+
+
 def snapshot(folder):
     """Content of all files below a folder, except the lock."""
     return {
@@ -189,7 +193,7 @@ def times(folder):
 
 def arrays(workdir):
     """The state in the last checkpoint of a run, by name."""
-    config = from_dict(json.loads((workdir / "config.json").read_text()))
+    config = stored_config(workdir)
     dataset = datasets.load(config.data, report=lambda line: None)
     z = pseudo_labels.embed(config, dataset, workdir, lambda line: None)
     clusters = pseudo_labels.cluster(config, dataset, z, workdir, lambda line: None)

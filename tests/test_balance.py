@@ -14,8 +14,9 @@ import pytest
 import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
-from meml_jax import balance, losses, meta_train, paper, task_spec, tasks
+from meml_jax import balance, clustering, losses, meta_train, paper, task_spec, tasks
 from meml_jax.config import Config, InnerConfig, OuterConfig, TasksConfig
+from meml_jax.data import datasets
 from meml_jax.samplers import cluster_sampler
 from meml_jax.settings import from_dict, override
 from meml_jax.types import UserError
@@ -264,6 +265,12 @@ def test_run_with_truncated_clusters(tmp_path):
     assert clusters["kept"] + clusters["dropped"] == 12 and clusters["dropped"] > 0
     assert clusters["images"] == 30 * clusters["kept"]
     assert f"{clusters['dropped']} dropped (under 30 images)" in out
+    with np.load(tmp_path / "tasks.npz") as stored:
+        train = datasets.load(programs.stored_config(tmp_path).data, report=lambda line: None).train
+        true, own = (labels[stored["index"]] for labels in (train.labels, stored["labels"]))
+        everything = clustering.agreement(train.labels, stored["labels"])
+    of_kept = clustering.agreement(true, own)
+    assert {name: clusters[name] for name in of_kept} == of_kept != everything
     assert "tasks.balance`: truncate" in (tmp_path / "report.md").read_text()
     code, out, _ = programs.run_here(tmp_path, **SMOKE, **fields)
     assert code == 0 and "cluster: reuses" in out

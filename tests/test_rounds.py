@@ -1,7 +1,6 @@
 """Clustering anew what the meta-trained FEN sees, and meta-training from the embedding's FEN."""
 
 import dataclasses
-import json
 import shutil
 
 import jax
@@ -16,7 +15,7 @@ from meml_jax.data import datasets
 from meml_jax.embeddings import contrastive, l2_normalize
 from meml_jax.layers import FEN
 from meml_jax.model import fresh_state, make_model, restore_params
-from meml_jax.settings import from_dict, override
+from meml_jax.settings import override
 from meml_jax.types import UserError
 
 
@@ -66,7 +65,7 @@ def done(tmp_path_factory):
 
 
 def loaded(workdir):
-    config = from_dict(json.loads((workdir / "config.json").read_text()))
+    config = programs.stored_config(workdir)
     return config, datasets.load(config.data, report=quiet)
 
 

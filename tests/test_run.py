@@ -2,7 +2,6 @@
 
 import fcntl
 import functools
-import json
 import os
 import shutil
 import signal
@@ -36,7 +35,7 @@ def said(lines, start):
     return any(line.startswith(start) for line in lines)
 
 
-# What a run leaves (DESIGN 4).
+# What a run leaves.
 
 
 def test_the_files_of_a_workdir(finished):
@@ -69,7 +68,7 @@ def test_the_files_of_a_workdir(finished):
 
 def test_results_json(finished):
     results = programs.results(finished)
-    config = from_dict(json.loads((finished / "config.json").read_text()))
+    config = programs.stored_config(finished)
     assert from_dict(results["config"]) == config  # what was overridden is in the record
     assert config.network.channels == 4 and config.test.num_classes == (2, 4)
     expected = {

@@ -170,7 +170,9 @@ def test_what_a_row_is(tmp_path):
     assert (config.learner, config.tasks.balance, config.clustering.num_clusters) == (
         "oml", "truncate", 500,
     )  # fmt: skip
-    assert settings("omniglot", "meml", presets="contrastive").embedding.name == "contrastive"
+    for name, row in (("omniglot", "meml"), ("few_shot", "cactus_balanced_20_5")):
+        assert settings(name, row).embedding.name == "acai"
+        assert settings(name, row, presets="contrastive").embedding.name == "contrastive"
     (tmp_path / "omniglot").mkdir()
     config = settings("film_cifar100", "oracle_oml", data_root=tmp_path)
     assert config.data.dir == str(tmp_path / "omniglot") and config.test_data.dir is None
@@ -208,6 +210,8 @@ def test_flags_give_back_the_settings(tmp_path):
         (["--table=omniglot", "--config.train.steps=0"], "train.steps=0, expected at least 1"),
         (["--table=omniglot", "--seeds=0,x"], "--seeds=0,x, expected numbers"),
         (["--table=omniglot", "--presets=acaii"], "unknown preset 'acaii'"),
+        (["--table=best", "--presets=contrastive"], "than row 'embedding', whose own presets set"),
+        (["--table=ood", "--presets=contrastive"], "whose own presets set 'deepcluster'; leave"),
         (["--table=omniglot", "--budget=huge"], "huge"),
         (["--table=omniglot", "--row=oml"], "Unknown command line flag 'row'"),
         (["--table=omniglot", "oml"], "got the argument 'oml'"),
@@ -779,7 +783,7 @@ def sibling(tmp_path):
 
 @pytest.mark.slow
 def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys):
-    config = from_dict(json.loads((sibling / "config.json").read_text()))
+    config = programs.stored_config(sibling)
     workdir = tmp_path / "results" / "two" / "row" / "seed0"
     # What a stopped run, or a copy that was cut short, may have left.
     with open_workdir(workdir, config):
@@ -811,7 +815,7 @@ def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys
 
 def test_what_does_not_fit_is_made_anew(tmp_path, sibling, capsys):
     """The settings agree, but not what is in the file: the stage's own fingerprint decides."""
-    config = from_dict(json.loads((sibling / "config.json").read_text()))
+    config = programs.stored_config(sibling)
     with np.load(sibling / "embeddings.npz") as stored:
         arrays = dict(stored) | {"fingerprint": "foreign"}
     np.savez(sibling / "embeddings.npz", **arrays)
