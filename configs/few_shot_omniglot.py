@@ -38,10 +38,10 @@ VALUES = OMNIGLOT | {
     "test.shots": 5,
 }
 
-METHODS: dict[str, dict[str, Any]] = {
-    "maml": {"learner": "maml"},
-    "fomaml": {"learner": "fomaml"},
-    "anil": {"learner": "anil"},
+METHODS: dict[str, dict[str, Any]] = {  # each sets the same fields, so that a later one wins whole
+    "maml": {"learner": "maml", "inner.steps": 5},
+    "fomaml": {"learner": "fomaml", "inner.steps": 5},
+    "anil": {"learner": "anil", "inner.steps": 5},
     "meml": {"learner": "meml_few_shot", "inner.steps": 1},
 }
 

@@ -23,13 +23,18 @@ not run).
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    import starting  # noqa: F401, before what takes seconds to import
+
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +43,12 @@ import jax
 from benchmark_cases import SMALL, Sizes
 from benchmark_parts import Row
 from benchmark_timing import Rounds
+from console import exit_code, leave, say
 
 from meml_jax.data import cache
 from meml_jax.environment import commit, device_name, keep_compiled, versions
 from meml_jax.files import write_atomic, write_json
+from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 
 PARTS = ("peak", "steps", "breakdown", "memory", "stream", "growth", "kmeans", "compile")
@@ -57,11 +64,6 @@ TITLES = {
     "compile": "Compilation, and a process from its start to ten meta-steps",
     "start": "First call",
 }
-
-
-def say(line: str) -> None:
-    """Print a line at once, also into a pipe."""
-    print(line, flush=True)
 
 
 def table(rows: list[Row]) -> str:
@@ -98,7 +100,11 @@ def _cell(column: str, value: Any) -> str:
 
 
 def measure_compile(small: bool, device: str | None) -> list[Row]:
-    """Start processes that compile eight buckets: with an empty cache, then with the first's."""
+    """Start processes that compile eight buckets: with an empty cache, then with the first's.
+
+    Raises:
+      UserError: such a process failed; it has said why on standard error.
+    """
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -110,18 +116,39 @@ def measure_compile(small: bool, device: str | None) -> list[Row]:
         }
         for name in ("cold", "warm cache"):
             began = time.perf_counter()
-            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+            code = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode
             seconds = time.perf_counter() - began
+            if code:
+                raise UserError(
+                    f"the process that the part compile measures ended with code {code}, expected "
+                    "0; try it alone with --only=start, or leave compile out of --only"
+                )
             [row] = json.loads(found.read_text())["parts"]["start"]
             rows.append(row | {"name": f"{row['name']}, {name}", "process_seconds": seconds})
     return rows
 
 
 def measure(
-    parts: list[str], sizes: Sizes, rounds: Rounds, *, small: bool, device: str | None
+    parts: list[str],
+    sizes: Sizes,
+    rounds: Rounds,
+    *,
+    small: bool,
+    device: str | None,
+    store: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """Measure parts, print each one's table, and return what is stored."""
-    found, seconds = {}, {}
+    """Measure parts, print each one's table, and return what is stored, by `store` after each."""
+    found: dict[str, list[Row]] = {}
+    seconds: dict[str, float] = {}
+    described = {
+        "schema": 1,
+        "device": device_name(),
+        "versions": versions(),
+        "commit": commit(),
+        "precision": "highest",
+        "small": small,
+    }
+    every: dict[str, Any] = {}
     for part in parts:
         began = time.monotonic()
         if part == "compile":
@@ -130,17 +157,10 @@ def measure(
             found[part] = list(benchmark_parts.PARTS[part](sizes, rounds))
         seconds[part] = time.monotonic() - began
         say(f"{TITLES[part]} ({part}, {seconds[part]:.0f} s)\n\n{table(found[part])}")
-    return {
-        "schema": 1,
-        "device": device_name(),
-        "versions": versions(),
-        "commit": commit(),
-        "precision": "highest",
-        "seconds": sum(seconds.values()),
-        "part_seconds": seconds,
-        "small": small,
-        "parts": found,
-    }
+        times = {"seconds": sum(seconds.values()), "part_seconds": seconds}
+        every = described | times | {"parts": found}
+        store(every)
+    return every
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> list[Row]:
@@ -237,41 +257,59 @@ def use_device(device: str | None) -> None:
         ) from None
 
 
-def main(argv: list[str]) -> int:
-    """Measure, and turn what a user can put right into one line and exit code 2."""
-    args = parse(argv)
-    try:
-        if args.write_docs:
-            if args.json is None:
-                raise UserError("--write_docs needs the figures: --json=B.json")
-            write_atomic(args.write_docs, fill(args.write_docs.read_text(), read(args.json)))
-            return 0
-        parts = [part for part in args.only.split(",") if part]
-        for part in parts:
-            if part not in TITLES:
-                raise UserError(f"--only has {part!r}, expected some of {', '.join(PARTS)}")
-        if args.repeats is not None and args.repeats < 1:
-            raise UserError(f"--repeats={args.repeats}, expected at least 1")
-        old = read(args.compare) if args.compare else None
-        use_device(args.device)
-        jax.config.update("jax_default_matmul_precision", "highest")
-        # What only shows that the program works need not be compiled well.
-        if args.small:
-            jax.config.update("jax_disable_most_optimizations", True)
-        keep_compiled(cache.folder(None), report=say)
-        say(f"device: {device_name()}, jax {jax.__version__}\n")
-        sizes = SMALL if args.small else Sizes()
-        rounds = Rounds(repeats=args.repeats, profile=args.profile)
-        found = measure(parts, sizes, rounds, small=args.small, device=args.device)
+def work(args: argparse.Namespace) -> int:
+    """Fill a page, or measure and store; raises UserError for what a user can put right."""
+    if args.write_docs:
+        if args.json is None:
+            raise UserError("--write_docs needs the figures: --json=B.json")
+        found = read(args.json)
+        try:
+            page = args.write_docs.read_text()
+        except OSError as error:
+            raise UserError(f"--write_docs={args.write_docs}: {error.strerror}") from None
+        write_atomic(args.write_docs, fill(page, found))
+        return 0
+    parts = [part for part in args.only.split(",") if part]
+    for part in parts:
+        if part not in TITLES:
+            raise UserError(f"--only has {part!r}, expected some of {', '.join(PARTS)}")
+    if not parts:
+        raise UserError(f"--only is empty, expected some of {', '.join(PARTS)}")
+    if args.repeats is not None and args.repeats < 1:
+        raise UserError(f"--repeats={args.repeats}, expected at least 1")
+    old = read(args.compare) if args.compare else None
+    use_device(args.device)
+    jax.config.update("jax_default_matmul_precision", "highest")
+    # What only shows that the program works need not be compiled well.
+    if args.small:
+        jax.config.update("jax_disable_most_optimizations", True)
+    keep_compiled(cache.folder(None), report=say)
+    say(f"device: {device_name()}, jax {jax.__version__}\n")
+    sizes = SMALL if args.small else Sizes()
+    rounds = Rounds(repeats=args.repeats, profile=args.profile)
+    stored: list[str] = []
+
+    def store(found: dict[str, Any]) -> None:
         if args.json:
             write_json(args.json, found)
-        if old:
-            say(f"Against {args.compare}\n\n{table(compare(old, found))}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            stored[:] = found["parts"]
+
+    try:
+        found = measure(parts, sizes, rounds, small=args.small, device=args.device, store=store)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        kept = f"{args.json} has {', '.join(stored)}" if stored else "nothing is stored"
+        signum = getattr(stop, "signum", signal.SIGINT)
+        raise Interrupted(signum, f"stopped; {kept}, the same command measures anew") from None
+    if old:
+        say(f"Against {args.compare}\n\n{table(compare(old, found))}")
     return 0
 
 
+def main(argv: list[str]) -> int:
+    """Measure, and turn what a user can put right into one line and exit code 2."""
+    args = parse(argv)
+    return exit_code(lambda: work(args))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -74,8 +74,8 @@ flags.DEFINE_string(
 )
 
 
-def twin(config: Config, folder: Path) -> Path | None:
-    """Find another row's folder with the same training, finished, whatever follows it."""
+def twin(config: Config, dataset: Dataset, folder: Path) -> Path | None:
+    """Find another row's folder with the same training on the same images, finished."""
 
     def training(config: Config) -> Config:
         return dataclasses.replace(override(config, presets.PLAIN), clustering=Config().clustering)
@@ -85,6 +85,7 @@ def twin(config: Config, folder: Path) -> Path | None:
             other = from_dict(read_json(path))
             first = rounds.folder(other, 1, path.parent)
             done = all((first / name).exists() for name in ("embedding", "embeddings.npz"))
+            done &= sharing.embedded_images(first) == dataset.content_hash
             if path.parent != folder and done and training(other) == training(config):
                 return first
     return None
@@ -94,7 +95,7 @@ def measure(config: Config, dataset: Dataset, folder: Path) -> dict[str, Any]:
     """Embed and cluster in a row's folder, draw the figures: what stands in the table."""
     first = rounds.folder(config, 1, folder)
     with open_workdir(folder, config):
-        if not (first / "embedding").exists() and (source := twin(config, folder)) is not None:
+        if not (first / "embedding").exists() and (source := twin(config, dataset, folder)):
             say(f"embed: copies the training from {source}")
             sharing.copy(source / "embedding", first / "embedding")
         z = rounds.embed(config, dataset, folder, say)

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     import starting  # noqa: F401, before what takes seconds to import
 
 import contextlib
+import functools
 import glob
 import os
 import sys
@@ -40,10 +41,9 @@ from meml_jax.environment import device_name, keep_compiled
 from meml_jax.files import expand_home
 from meml_jax.metrics import Progress
 from meml_jax.model import Model, make_model
-from meml_jax.pseudo_labels import needs_embedding
 from meml_jax.settings import check_field, from_dict
 from meml_jax.types import Clusters, Dataset, UserError
-from meml_jax.workdir import open_workdir, record_config
+from meml_jax.workdir import needs_embedding, open_workdir, record_config
 
 FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file("config", None, "Settings: configs/X.py or configs/X.py:preset.")
@@ -155,8 +155,8 @@ def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around
     """Do the stages up to `last` in a workdir of this run's own."""
     count = len(stages.STAGES) if last == "all" else stages.STAGES.index(last) + 1
     images = dataset.content_hash
-    with around("embed", images):
-        z = rounds.embed(config, dataset, workdir, say)
+    first = functools.partial(around, "embed", images)
+    z = rounds.embed(config, dataset, workdir, say, first=first)
     record_config(workdir, config)  # not before a trained embedding of other settings is refused
     if count == 1:
         return

@@ -51,7 +51,7 @@ from meml_jax import (
 )
 from meml_jax.config import Config
 from meml_jax.files import expand_home, lock, write_atomic
-from meml_jax.results import points_version
+from meml_jax.results import is_current
 from meml_jax.settings import from_dict
 from meml_jax.types import UserError
 
@@ -132,9 +132,8 @@ def finished(config: Config, workdir: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
     free = ("data.cache_dir", "data.download_timeout")
-    same = not stored_results.differing(stored, config, free=free)
-    current = results.get("points_version") == points_version(config)
-    return same and current and (workdir / "report.md").exists()
+    same = not stored_results.differing(stored, config, free=free) and is_current(results, config)
+    return same and (workdir / "report.md").exists()
 
 
 def do(config: Config, workdir: Path, results: Path) -> None:
@@ -203,11 +202,13 @@ def write_report(table: tables.Table) -> None:
 def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Sequence[str]) -> None:
     """Keep results, and figures that trainings have drawn, and write the block of all kept."""
     document, kept = expand_home(FLAGS.write_docs), kept_folder()
-    if kept.resolve() != folder().resolve():
-        stored_results.keep(stored, kept)
+    if kept.resolve() == folder().resolve():
+        every = stored_results.read_kept(kept)
+    else:
+        every = stored_results.keep(stored, kept)
         for name in drawn if FLAGS.figures else []:
             write_atomic(kept / name, (folder() / name).read_bytes())
-    lines = lines_of(table, stored_results.read_kept(kept))
+    lines = lines_of(table, every)
     figures = table_report.draw(kept, table, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
@@ -224,9 +225,11 @@ def check_document(runs: Runs) -> None:
     if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
         raise UserError(f"--write_docs={document} is the table's report; name another document")
     documents.check(document, block(), kept)
-    stored_results.check_kept(kept, runs)
+    every = stored_results.read_kept(kept)
+    stored_results.check_kept(every, kept, runs)
     if kept.resolve() != folder().resolve():
-        stored_results.check_keeping(stored_results.read(folder(), say=lambda line: None), kept)
+        stored = stored_results.read(folder(), say=lambda line: None)
+        stored_results.check_keeping(stored, every, kept)
 
 
 def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:

@@ -48,7 +48,7 @@ def attend(
       images: uint8 [N, H, W, C].
       table: clusters, on the host.
       network: pure functions.
-      options: of the pooling; eq. (1) by default.
+      options: of the pooling, those of the training; eq. (1) where all of them are off.
       num_clusters: clusters to pick.
       most_images: of a larger cluster so many are taken, evenly over it.
 

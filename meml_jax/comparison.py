@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from meml_jax import paper
 from meml_jax.config import Config
-from meml_jax.curves import BASELINES
+from meml_jax.curves import BASELINES, depends_on
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
@@ -129,6 +129,9 @@ def in_order(places: Iterable[At]) -> list[At]:
 def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> list[Line]:
     """Make the lines of a table, its parts one after another; baselines stand last in a part.
 
+    What learns nothing is the same beside all rows that are tested in the same way, and stands
+    there once for them. Where a part has several tests, it is named after what is tested.
+
     Args:
       table: the table.
       configs: settings of its rows, whatever the seed.
@@ -138,11 +141,45 @@ def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> l
     for part in dict.fromkeys(row.part for row in table.rows.values()):
         rows = [name for name, row in table.rows.items() if row.part == part]
         here = [line for n in rows for line in _of_row(table, n, configs[n], stored.get(n, {}))]
-        others = [line for line in here if line.kind != "baseline"]
-        # What learns nothing is the same beside each row; the first one's are shown.
-        shown = {line.head: line for line in reversed(here) if line.kind == "baseline"}
-        lines += others + [shown[head] for head in BASELINES if head in shown]
+        lines += [line for line in here if line.kind != "baseline"]
+        lines += _each_once([line for line in here if line.kind == "baseline"])
     return lines
+
+
+def _each_once(baselines: Sequence[Line]) -> list[Line]:
+    """Keep one of the lines that are the same; those that stand beside most rows come first."""
+    kept: list[tuple[int, Line]] = []
+    for head in BASELINES:
+        same: dict[str, list[Line]] = {}
+        for line in baselines:
+            if line.head == head:
+                same.setdefault(_follows_from(line), []).append(line)
+        groups = sorted(same.values(), key=len, reverse=True)
+        tested = [_tested(lines[0]) for lines in groups]
+        for place, (lines, name) in enumerate(zip(groups, tested, strict=True)):
+            if tested.count(name) > 1:  # in another way, or with other seeds
+                name += f", beside {', '.join(line.row for line in lines)}"
+            title = lines[0].title + f" ({name})" * (len(groups) > 1)
+            kept.append((place, dataclasses.replace(lines[0], title=title)))
+    return [line for _, line in sorted(kept, key=lambda pair: pair[0])]
+
+
+def _follows_from(line: Line) -> str:
+    """Digest of what a baseline's numbers follow from: images, settings of the test, seeds."""
+    first = line.results[0]
+    config = from_dict(first["config"])
+    images = first.get("test_hash") or first.get("content_hash")
+    test, network = config.test, config.network if line.head == "untrained" else None
+    if not config.episodes.ways:
+        test = dataclasses.replace(depends_on(line.head, test), num_classes=test.num_classes)
+    return fingerprint(images, test, network, line.seeds)
+
+
+def _tested(line: Line) -> str:
+    """Say which classes the runs of a line draw from."""
+    config = from_dict(line.results[0]["config"])
+    other = config.test_data.name
+    return f"all classes of {other}" if other else f"test classes of {config.data.name}"
 
 
 def _of_row(

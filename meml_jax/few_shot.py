@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meml_jax import heads, meta_test, trajectories
+from meml_jax import heads, losses, meta_test, trajectories
 from meml_jax.config import Config, InnerConfig
 from meml_jax.episodes import EpisodeSpec, make_spec, sample_episode
 from meml_jax.inner import adapt, pooled_logits
@@ -70,6 +70,9 @@ def adapted_accuracies(
 ) -> Array:
     """Adapt to the support set of each episode and classify its query: accuracies [E].
 
+    An accuracy is the share of the real query rows; those that pad an unbalanced episode do not
+    count.
+
     The first `spec.ways` outputs of the CLN stand for the episode's classes; all take part in the
     inner loss. A loss that is a mean over all classes has the weight spec.ways / outputs: a class
     then pulls as hard as in an episode of as many ways as there are outputs. With the first outputs
@@ -112,8 +115,10 @@ def adapted_accuracies(
         )
         query = gather(task.query)
         p = network.tail(adapted, query.inputs)
-        logits, label, _ = pooled_logits(adapted, p, query, network=network, pooling="none")
-        return jnp.mean(jnp.argmax(logits[:, : spec.ways], axis=-1) == label)
+        logits, label, mask = pooled_logits(
+            adapted, p, query, network=network, pooling="none", ways=spec.ways
+        )
+        return losses.accuracy(logits[:, : spec.ways], label, mask)
 
     return lax.map(accuracy, keys, batch_size=episodes_at_once)
 
@@ -122,15 +127,17 @@ def adapted_accuracies(
 def prototype_accuracies(
     features: Array, table: TaskTable, keys: Array, *, spec: EpisodeSpec
 ) -> Array:
-    """Classify the query of each episode by the nearest class mean of features [N, D]: [E]."""
+    """Classify the query of each episode by the nearest class mean of features [N, D]: [E].
+
+    Of the real query rows, as in `adapted_accuracies`.
+    """
 
     def accuracy(key: Array) -> Array:
         task = sample_episode(jax.random.split(key)[0], table, spec=spec)
         support, query = features[task.support.inputs], features[task.query.inputs]
         equal = jnp.zeros_like(support[:, 0])
         means, _ = pool(equal, support, task.support.label, task.support.mask, spec.ways)
-        nearest = jnp.argmin(square_distances(query, means), axis=1)
-        return jnp.mean(nearest == task.query.label)
+        return losses.accuracy(-square_distances(query, means), task.query.label, task.query.mask)
 
     return lax.map(accuracy, keys)
 

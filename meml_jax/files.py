@@ -152,6 +152,20 @@ def read_npz(path: Path, *, report: Callable[[str], None] = print) -> dict[str, 
         return None
 
 
+def require_npz(path: Path, expected: str) -> dict[str, np.ndarray]:
+    """Return the arrays of an npz by name, of a file that a user names.
+
+    Raises:
+      UserError: it cannot be read; says what was `expected`.
+    """
+    try:
+        return load_npz(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; expected {expected}") from None
+    except ValueError:
+        raise UserError(f"{path}: got a damaged or another file, expected {expected}") from None
+
+
 def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None = 2) -> None:
     """Write `value` as JSON that is the same text for the same content.
 

@@ -37,6 +37,25 @@ class Outcome(NamedTuple):
     stream: Array
 
 
+class RunKeys(NamedTuple):
+    """Random keys of one run.
+
+    Attributes:
+      outputs: of the initial output layer.
+      order: of the stream where it is shuffled.
+      reservoir: of rehearsal.
+    """
+
+    outputs: Array
+    order: Array
+    reservoir: Array
+
+
+def run_keys(key: Array) -> RunKeys:
+    """Split the key of a run."""
+    return RunKeys(*jax.random.split(key, 3))
+
+
 def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
     """Compute the frozen features R of uint8 images [N, H, W, C], float32 [N, D], once.
 
@@ -82,38 +101,43 @@ def learn_stream(
     A stream step is an inner step of the one mechanism (`inner_step`) with Adam in place of SGD.
     Its loss is the mean cross-entropy of the new image and of the images replayed with it.
 
+    Those roles of FiLM layers that are fast learn too (supplement, FiLM Layers). Where the class of
+    the new image differs from the one before, context and its Adam state start at 0 again.
+
     Args:
       params: parameters whose output layer has been reset.
-      features: float32 [T, D] in order of arrival; with FiLM layers, what lies before them.
+      features: float32 [T, D] in order of arrival; with FiLM layers, what lies before them: the
+        fifth convolution (`network.stem`) [T, H, W, channels].
       label: int32 [T].
       replay: (positions in the stream int32 [T, M], mask bool [T, M]), M = 0 without rehearsal.
-      network: pure functions.
+      network: pure functions; with FiLM layers `networks.after_stem`.
       learning_rate: Adam's.
       length: [], images that the stream has, at most T, what follows is padding; None: all T. It
         is no shape, so that streams of any length run the same program.
 
     Returns:
-      Parameters after the stream; only the role `cln`, and with FiLM layers `film`, has changed.
+      Parameters after the stream, of which `network.stream_roles` have changed. The context is 0:
+      images to classify belong to no known class, so no class's context can serve them.
+
+    Differs from the paper: it does not say which context classifies test images.
     """
     end = jnp.asarray(len(label) if length is None else length, jnp.int32)
     rows = jnp.concatenate([jnp.arange(len(label))[:, None], replay[0]], axis=1)
     mask = jnp.concatenate([jnp.ones((len(label), 1), bool), replay[1]], axis=1)
+    batches, fresh = Batch(rows, label[rows], mask), film.starts_class(label)
+    tx = film.adam_by_role(learning_rate, network.stream_roles)
 
-    loss_fn = functools.partial(rows_loss, network=network)
-    batches = Batch(rows, label[rows], mask)
-    if "context" in params:
-        return film.learn_stream(
-            params, features, batches, network=network, learning_rate=learning_rate, length=end
-        )
-    tx, fast = optax.adam(learning_rate), {"cln": params["cln"]}
+    def loss_fn(fast: Params, batch: Batch) -> tuple[Array, Array]:
+        return rows_loss(params | fast, batch, network=network)
 
     def step(t: Array, carry: tuple[Params, optax.OptState]) -> tuple[Params, optax.OptState]:
         batch = jax.tree.map(lambda x: x[t], batches)
         batch = dataclasses.replace(batch, inputs=features[batch.inputs])
-        return inner_step(loss_fn, carry, batch, tx)[0]
+        return inner_step(loss_fn, film.reset_context(carry, fresh[t]), batch, tx)[0]
 
+    fast = {role: params[role] for role in network.stream_roles}
     fast, _ = lax.fori_loop(0, end, step, (fast, tx.init(fast)))
-    return params | fast
+    return params | film.reset_context(fast, True)
 
 
 def sgd_outcomes(
@@ -190,18 +214,18 @@ def _sgd_chunk(
     """Learn and judge some runs side by side."""
 
     def run(trajectory: Trajectory, key: Array, learning_rate: Array) -> Outcome:
-        reset_key, order_key, reservoir_key = jax.random.split(key, 3)
+        own = run_keys(key)
         everything = jnp.arange(network.num_classes)
-        start = reset_class_rows(reset_key, params, everything, reset_bias=True)
+        start = reset_class_rows(own.outputs, params, everything, reset_bias=True)
         rows = jnp.arange(len(trajectory.stream))
-        order = jnp.where(shuffled, random_order(order_key, length, len(rows)), rows)
+        order = jnp.where(shuffled, random_order(own.order, length, len(rows)), rows)
         stream, label = features[trajectory.stream[order]], trajectory.stream_label[order]
         if reservoir is None:
             replay = jnp.zeros((len(rows), 0), jnp.int32), jnp.zeros((len(rows), 0), bool)
         else:
             capacity, num = reservoir
             replay = rehearsal.replay_schedule(
-                reservoir_key, len(rows), capacity=capacity, num=num, length=length
+                own.reservoir, len(rows), capacity=capacity, num=num, length=length
             )
         learned = learn_stream(
             start,
@@ -287,7 +311,7 @@ def _prototype_outcomes(
     return lax.map(run, trajectories, batch_size=runs_at_once)
 
 
-def runs_at_once(bytes_of_run: int, *, rows: int = 1) -> int:
+def runs_that_fit(bytes_of_run: int, *, rows: int = 1) -> int:
     """Count the runs to vectorise: as many as a CPU's cache holds, many on an accelerator.
 
     A small network's step costs more to launch than to compute, so runs share the launch; the

@@ -112,13 +112,17 @@ def pooled_logits(
     *,
     network: Network,
     pooling: str,
-    ways: int = 1,
+    ways: int,
     options: InnerConfig = InnerConfig(),  # noqa: B008
 ) -> tuple[Array, Array, Array]:
     """Pool pre-activations p [N, D] as asked and classify: (logits [M, C], label [M], mask [M]).
 
     Pooling gives one meta-example for each of the `ways` (static) classes in the batch, M = ways; a
-    class without real rows is masked. Without pooling M = N. `options` refine it (`aggregate`).
+    class without real rows is masked. Without pooling M = N, and `ways` plays no role. `options`
+    refine it (`aggregate`).
+
+    Too few `ways` are no error, as labels are not known while tracing: the classes of the smallest
+    labels are pooled, and the rows of all others are left out.
     """
     features = network.activate(p)
     if pooling == "none":
@@ -148,8 +152,8 @@ def adapt(
     network: Network,
     learner: Learner,
     tx: optax.GradientTransformation,
+    ways: int,
     weight: Array | float = 1.0,
-    ways: int = 1,
     options: InnerConfig = InnerConfig(),  # noqa: B008
 ) -> tuple[Params, InnerInfo]:
     """Adapt the fast roles of `params` to a support set, eqs (1)-(3), Sec. 3.
@@ -157,12 +161,15 @@ def adapt(
     Args:
       params: phi by role; the role `context`, if any, is taken as 0.
       support: inputs are what `network.stem` gives [K, ...]: pre-activations P, images where the
-        learner's encoder is fast; label [K]; mask [K]. The first row must be a real one.
+        learner's encoder is fast, the fifth convolution where FiLM layers follow it; label [K];
+        mask [K]. The first row must be a real one.
       network: pure functions.
       learner: row of the table.
       tx: inner optimizer, `optax.sgd(inner_lr)` in the paper.
+      ways: static, number of classes in the support set; each gets its meta-example. Of more
+        classes than that, those with the largest labels would silently take no part in a phase
+        that pools.
       weight: [], or one for each phase, multiplies the inner losses (released code with balancing).
-      ways: static, number of classes in the support set; each gets its meta-example.
       options: `steps` is how often each phase is done; `first_order`, which a learner may be by
         itself, and `remat` as in `inner_loop`; those of `pooling.aggregate`. The learning rate is
         that of `tx`.

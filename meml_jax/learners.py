@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 import optax
 
 from meml_jax.types import Array, Params, UserError
 
-ROWS, POOLS = ("each", "first", "all"), ("attention", "mean", "none")
+Rows = Literal["each", "first", "all"]
+Pooling = Literal["attention", "mean", "none"]
 
 
 def sgd(lr: float | Array, params: Params) -> optax.GradientTransformation:
@@ -38,12 +39,12 @@ class Phase:
         `none`, where each row is classified by itself.
     """
 
-    rows: Literal["each", "first", "all"]
-    pool: Literal["attention", "mean", "none"] = "none"
+    rows: Rows
+    pool: Pooling = "none"
 
     def __post_init__(self) -> None:
         """Refuse a name that would be taken for another; UserError."""
-        for name, known in (("rows", ROWS), ("pool", POOLS)):
+        for name, known in (("rows", get_args(Rows)), ("pool", get_args(Pooling))):
             if getattr(self, name) not in known:
                 raise UserError(f"Phase {name}={getattr(self, name)!r}, expected one of {known}")
 
@@ -61,7 +62,10 @@ class Learner:
         does for every learner. The meta-gradient of the attention is then exactly 0: rho acts on
         the query loss through the inner gradient only.
       extra_roles: (parameters of the network) -> further roles, for methods that learn more.
-      optimizer: (inner.lr, phi) -> inner optimizer.
+      optimizer: (inner.lr, phi) -> inner optimizer. The meta-gradient goes through it, and some of
+        the gradients it gets are exactly 0 (dead ReLUs, steps whose rows are all padding). Where
+        all so far were, the derivative of Adam's square root is infinite: use `optax.adam(lr,
+        eps_root=1e-8)`, else the meta-gradient is NaN.
     """
 
     fast: tuple[str, ...]
@@ -99,8 +103,11 @@ class Learner:
 
     @property
     def uses_film(self) -> bool:
-        """Whether FiLM layers modulate the last two convolutions."""
-        return "film" in self.fast
+        """Whether FiLM layers modulate the last two convolutions: one of their roles is fast.
+
+        As in CAVIA, the context may be it, with a generator that is meta-learned only.
+        """
+        return not {"film", "context"}.isdisjoint(self.fast)
 
 
 LEARNERS: dict[str, Learner] = {
@@ -124,7 +131,11 @@ _OURS = dict(LEARNERS)
 
 
 def identity(name: str) -> str:
-    """Name a learner in fingerprints: ours by name, any other row by what it says too."""
+    """Name a learner in fingerprints: ours by name, any other row by what it says too.
+
+    A row of ours is the one in this file, so an edit of it here is not noticed: a row that is to
+    say something else gets a name of its own.
+    """
     row = get_learner(name)
     return name if _OURS.get(name) == row else f"{name} {row!r}"
 

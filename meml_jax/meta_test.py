@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from meml_jax import heads
 from meml_jax.config import TestConfig
 from meml_jax.heads import HEADS
 from meml_jax.networks import Network
-from meml_jax.trajectories import Pool, draw_trajectories
+from meml_jax.trajectories import Pool, draw_trajectories, most_classes
 from meml_jax.types import Array, Params, Split, UserError
 
 # Test images a batch in the released code, whose accuracy is a mean of batch means.
@@ -103,14 +104,15 @@ def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: 
     trajectories = draw_trajectories(
         jax.random.fold_in(key, 0), pool, config, num_classes=num_classes, count=config.runs
     )
-    # So that every point runs the same program.
-    longest = max(num_classes, *config.num_classes)
-    bytes_of_run = longest * config.queries * pool.features[0].nbytes
+    longest = most_classes(config, num_classes)
+    # A run gathers the features of its stream and of its test images.
+    images = longest * (config.shots + config.queries)
+    bytes_of_run = images * pool.features[0].nbytes
     outcome = heads.prototype_outcomes(
         pool.features,
         trajectories,
         num_classes=num_classes,
-        runs_at_once=heads.runs_at_once(bytes_of_run),
+        runs_at_once=heads.runs_that_fit(bytes_of_run),
         longest=longest,
     )
     point = summarise(
@@ -152,6 +154,7 @@ def sgd_point(
       The entry of results.json; `iid_accuracy` is the same with a shuffled stream, None where not
       asked.
     """
+    chex.assert_scalar_in(num_classes, 2, network.num_classes)  # each class needs an output
     released = config.protocol == "released"
     test, validation = _equally_long(test, validation)
     test_key, search_key, run_key, start_key = (jax.random.fold_in(key, i) for i in range(4))
@@ -163,8 +166,8 @@ def sgd_point(
         params,
         network=network,
         reservoir=reservoir,
-        longest=max(config.num_classes),
-        runs_at_once=heads.runs_at_once(  # float32 weights and Adam's two moments of each
+        longest=most_classes(config, num_classes),
+        runs_at_once=heads.runs_that_fit(  # float32 weights and Adam's two moments of each
             12 * sum(x.size for x in jax.tree.leaves(params["cln"])),
             rows=1 if reservoir is None else 1 + reservoir[1],
         ),

@@ -26,8 +26,9 @@ METRICS = ("loss", "accuracy", "inner_loss", "active", "logit_spread")
 def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     """Build the outer optimizer: element-wise clip, then Adam (supplement).
 
-    Differs from the paper where `fen_lr` is set: theta has a rate of its own. A FEN that is trained
-    already needs a lower one than a CLN that begins at random.
+    Differs from the paper: it names Adam alone; the clip is the released code's. Where `fen_lr` is
+    set, theta has a rate of its own: a FEN that is trained already needs a lower one than a CLN
+    that begins at random.
     """
     if config.fen_lr is None:
         return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
@@ -36,7 +37,7 @@ def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
     def rate_of(params: Params) -> Params:
         return {role: "fen" if role == "fen" else "others" for role in params}
 
-    return optax.chain(optax.clip(config.clip), optax.multi_transform(rates, rate_of))
+    return optax.chain(optax.clip(config.clip), optax.partition(rates, rate_of))
 
 
 def init_state(
@@ -92,7 +93,7 @@ def meta_loss(
     learner: Learner,
     inner: InnerConfig,
     outer: OuterConfig,
-    ways: int = 1,
+    ways: int,
 ) -> tuple[Array, Metrics]:
     """Adapt to each task's support set and judge on its query set: the loss of eq. (4), Sec. 3.
 
@@ -103,7 +104,7 @@ def meta_loss(
       learner: row of the table.
       inner: inner learning rate, and options of `adapt`.
       outer: where Gamma applies: `weight_on` is `meta` (eq. 7) or `inner`.
-      ways: static, classes in a support set.
+      ways: static, classes in a support set; no fewer than there are (`adapt`).
 
     Returns:
       (meta-loss [], Metrics []: query `loss` and `accuracy`, `inner_loss` over the inner steps,
@@ -133,7 +134,9 @@ def meta_loss(
         )
         query = task.query
         p = network.tail(adapted, query.inputs)
-        logits, label, mask = pooled_logits(adapted, p, query, network=network, pooling="none")
+        logits, label, mask = pooled_logits(
+            adapted, p, query, network=network, pooling="none", ways=ways
+        )
         loss = losses.cross_entropy(logits, label, mask)
         visible = jnp.any((network.activate(p) > 0) & mask[:, None], axis=0)
         metrics = {

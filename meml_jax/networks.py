@@ -23,7 +23,7 @@ class Network(NamedTuple):
 
     Attributes:
       init: key -> params {'fen', 'cln', and as the learner needs them 'attention', 'film',
-        'context', its extra roles}.
+        'context', its extra roles}. UserError where the learner adapts a role that is not there.
       stem: (params, images [N, H, W, C]) -> what lies before the first fast parameter: P where the
         encoder is not fast, the images where it is, the fifth convolution where FiLM is.
       tail: (params, stem [N, ...]) -> last pre-activation P [N, D].
@@ -33,6 +33,8 @@ class Network(NamedTuple):
       classify_inputs: likewise, -> (logits, what each dense layer of the CLN read, by name).
       num_features: D.
       num_classes: outputs of the CLN.
+      stream_roles: what learns from a stream of the meta-test: the CLN, and with it those roles of
+        FiLM layers that are fast.
     """
 
     init: Callable[[Array], Params]
@@ -44,9 +46,13 @@ class Network(NamedTuple):
     classify_inputs: Callable[[Params, Array], tuple[Array, dict[str, Array]]]
     num_features: int
     num_classes: int
+    stream_roles: tuple[str, ...]
 
     def encode(self, params: Params, images: Array) -> Array:
-        """Map images [N, H, W, C] to the last pre-activation P [N, D]."""
+        """Map images [N, H, W, C] to the last pre-activation P [N, D].
+
+        What heads learn from is R: `heads.encode`, which takes uint8 images of any number.
+        """
         return self.tail(params, self.stem(params, images))
 
 
@@ -84,7 +90,7 @@ def make_network(
 
     Raises:
       UserError: images too small for six convolutions, an unknown `attention_feature` or
-        `compute_dtype`.
+        `compute_dtype`. A fast role that the network does not have is found by its `init`.
 
     Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The
     released code pools and classifies the pre-activation where there is attention, and has no ReLU
@@ -153,11 +159,17 @@ def make_network(
         classify_inputs=classify_inputs,
         num_features=num_features,
         num_classes=num_classes,
+        stream_roles=("cln", *(r for r in ("film", "context") if r in learner.fast)),
     )
 
 
 def after_stem(network: Network) -> Network:
-    """Make the network whose features are what `stem` gives, and whose CLN is all that follows."""
+    """Make the network whose features are what `stem` gives, and whose CLN is all that follows.
+
+    It is for `heads.encode` and `heads.learn_stream`. Of its functions `init`, `stem`, `tail`,
+    `activate` and `classify` fit together; `score`, `classify_inputs` and `num_features` are still
+    those of `network` and expect its P and R.
+    """
 
     def classify(params: Params, x: Array) -> Array:
         return network.classify(params, network.activate(network.tail(params, x)))

@@ -18,6 +18,7 @@ import optax
 from jax import lax
 
 from meml_jax import pooling, rehearsal
+from meml_jax.heads import run_keys
 from meml_jax.inner import inner_step, rows_loss
 from meml_jax.networks import Network, reset_class_rows
 from meml_jax.types import Array, Batch, Params
@@ -116,9 +117,9 @@ def init(
 @jax.jit
 def _draw_outputs(params: Params, seed: Array) -> Params:
     """Draw the output layer as a run of the meta-test with that key does."""
-    reset_key, _, _ = jax.random.split(jax.random.key(seed), 3)
     everything = jnp.arange(params["cln"]["output"]["bias"].shape[0])
-    return reset_class_rows(reset_key, params, everything, reset_bias=True)
+    key = run_keys(jax.random.key(seed)).outputs
+    return reset_class_rows(key, params, everything, reset_bias=True)
 
 
 @functools.partial(jax.jit, static_argnames=("network", "num_replayed"))
@@ -191,15 +192,17 @@ def _descend(
     mask = jnp.ones((1,), bool)
     memory = stream.memory
     if memory is not None:
-        key = jax.random.split(jax.random.key(stream.seed), 3)[2]
-        sample_key, insert_key = jax.random.split(jax.random.fold_in(key, memory.seen))
-        (old_rows, old_labels), real = rehearsal.sample(sample_key, memory, num_replayed)
+        ((old_rows, old_labels), real), memory = rehearsal.replay_beside(
+            run_keys(jax.random.key(stream.seed)).reservoir,
+            memory,
+            (feature, labels[0]),
+            num_replayed,
+        )
         batch = Batch(
             jnp.concatenate([rows, old_rows]),
             jnp.concatenate([labels, old_labels]),
             jnp.concatenate([mask, real]),
         )
-        memory = rehearsal.insert(insert_key, memory, (feature, labels[0]))
     else:
         batch = Batch(rows, labels, mask)
 

@@ -16,20 +16,16 @@ from meml_jax.config import Config
 from meml_jax.files import write_json, write_npz
 from meml_jax.keys import key_for
 from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
-from meml_jax.workdir import fingerprint, load_product
-
-
-def needs_embedding(config: Config) -> bool:
-    """Tell whether clusters, or the FEN at the start of the training, come from an embedding."""
-    return config.tasks.labels != "true" or config.train.init == "embedding"
+from meml_jax.workdir import fingerprint, load_product, needs_embedding
 
 
 @devices.first_alone
 def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
-    """Embed the training images: float32 [N, D]; writes `embeddings.npz`.
+    """Embed the training images: float32 [N, D]; writes `embeddings.npz`, `embedding.json`.
 
-    That has `ids`, `embeddings`, and `validation`, the embeddings [M, D] of the validation images,
-    with the whitening of the training images; M is 0 where embeddings of them are not given.
+    The npz has `ids`, `embeddings`, and `validation`, the embeddings [M, D] of the validation
+    images, with the whitening of the training images; M is 0 where embeddings of them are not
+    given.
 
     Returns None for an oracle, whose tasks come from the true labels.
     """
@@ -74,9 +70,12 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     of_others = np.asarray(rescale(of_others), np.float32) if len(of_others) else of_others
     # A training that was stopped took longer than this process knows.
     info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
-    write_json(workdir / "embedding.json", {"name": config.embedding.name, **info})
+    # The digest tells other workdirs what was trained on (`sharing`).
+    made = {"name": config.embedding.name, "content_hash": dataset.content_hash}
+    write_json(workdir / "embedding.json", made | info)
     write_npz(path, ids=split.ids, embeddings=z, validation=of_others, fingerprint=wanted)
-    numbers = {name: value for name, value in info.items() if not isinstance(value, str)}
+    # Beside the numbers there is text, and a commit that is None outside git.
+    numbers = {name: value for name, value in info.items() if isinstance(value, int | float)}
     facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     say(f"embed: {config.embedding.name}, {z.shape[0]} x {z.shape[1]}" + f", {facts}" * bool(facts))
     return z
@@ -103,6 +102,8 @@ def cluster(
         say(f"cluster: reuses {path}")
         table = TaskTable(stored["index"], stored["start"], stored["size"])
         info = json.loads(str(stored["info"]))
+        if truncated:  # an earlier version judged what was cut away, too
+            info |= _agreement(dataset.train.labels, stored["labels"], table.index)
         say(_told(info, config))
         return Clusters(stored["labels"], table, stored["kept_labels"], info, wanted)
     true, started = dataset.train.labels, time.monotonic()
@@ -127,7 +128,6 @@ def cluster(
     table, kept = balance.balance_table(settings, table, kept, seed=config.seed)
     # Of what was cut away for balance, nothing is trained on.
     judged = table.index if truncated else np.arange(len(labels))
-    agreement = clustering.agreement(true[judged], labels[judged])
     info = {
         "labels": settings.labels,
         "requested": requested,
@@ -139,7 +139,7 @@ def cluster(
         "size_max": int(table.size.max()),
         "images": len(table.index),
         "seconds": time.monotonic() - started,
-        **(agreement or dict.fromkeys(clustering.AGREEMENT)),
+        **_agreement(true, labels, judged),
     }
     write_npz(
         path,
@@ -158,6 +158,12 @@ def cluster(
     )
     say(_told(info, config))
     return Clusters(labels, table, kept, info, wanted)
+
+
+def _agreement(true: np.ndarray, labels: np.ndarray, judged: np.ndarray) -> dict[str, Any]:
+    """Compare clusters with true labels, both int32 [N], on the rows `judged`: None without any."""
+    agreement = clustering.agreement(true[judged], labels[judged])
+    return agreement or dict.fromkeys(clustering.AGREEMENT)
 
 
 def _told(info: Mapping[str, Any], config: Config) -> str:

@@ -96,6 +96,24 @@ def sample(key: Array, reservoir: Reservoir, num: int) -> tuple[Any, Array]:
     return items, jnp.arange(num) < filled
 
 
+def replay_beside(
+    key: Array, reservoir: Reservoir, item: Any, num: int
+) -> tuple[tuple[Any, Array], Reservoir]:
+    """Draw what is replayed beside the next item of a stream, then offer that item.
+
+    Args:
+      key: random key of the whole stream; the item's place in it is folded in.
+      reservoir: of the items before.
+      item: like those of the reservoir.
+      num: items replayed.
+
+    Returns:
+      ((items, mask bool [num]) as of `sample`, the reservoir after the item).
+    """
+    sample_key, insert_key = jax.random.split(jax.random.fold_in(key, reservoir.seen))
+    return sample(sample_key, reservoir, num), insert(insert_key, reservoir, item)
+
+
 def init_coreset(capacity: int) -> Reservoir:
     """Start an empty coreset: its items are (dataset position, cluster)."""
     return init(capacity, np.zeros(2, np.int32))
@@ -156,10 +174,9 @@ def replay_schedule(
 
     def step(item: Array, carry: tuple[Reservoir, tuple[Array, Array]]):
         reservoir, schedule = carry
-        sample_key, insert_key = jax.random.split(jax.random.fold_in(key, item))
-        replayed = sample(sample_key, reservoir, num)
+        replayed, reservoir = replay_beside(key, reservoir, item, num)
         schedule = jax.tree.map(lambda all_, row: all_.at[item].set(row), schedule, replayed)
-        return insert(insert_key, reservoir, item), schedule
+        return reservoir, schedule
 
     nothing = jnp.zeros((size, num), jnp.int32), jnp.zeros((size, num), bool)
     end = jnp.asarray(size if length is None else length, jnp.int32)

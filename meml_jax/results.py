@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meml_jax import curves, environment, few_shot
+from meml_jax import curves, embeddings, environment, few_shot
 from meml_jax.config import Config
-from meml_jax.pseudo_labels import needs_embedding
+from meml_jax.model import INIT_VERSION
 from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
+from meml_jax.workdir import needs_embedding
 
 SCHEMA = 1
 
@@ -18,6 +19,29 @@ SCHEMA = 1
 def points_version(config: Config) -> int | str:
     """Return the version of what a point is, in results of this config."""
     return f"few_shot {few_shot.VERSION}" if config.episodes.ways else curves.VERSION
+
+
+def product_versions(config: Config) -> dict[str, int]:
+    """Return the versions of what a training of this config rests on: embedding, start of the FEN.
+
+    Those that it does not use are not in it.
+    """
+    found = {}
+    if needs_embedding(config):
+        found["embedding"] = next(iter(embeddings.version(config.embedding)), 1)
+    if config.train.init == "embedding":
+        found["init"] = INIT_VERSION
+    return found
+
+
+def is_current(found: Mapping[str, Any], config: Config) -> bool:
+    """Tell whether results of this config were made, and judged, as this version would do it.
+
+    Results of before there were `product_versions` do not say how they were made, and pass.
+    """
+    now = product_versions(config)
+    judged = found.get("points_version") == points_version(config)
+    return judged and found.get("product_versions", now) == now
 
 
 def collect(
@@ -76,6 +100,7 @@ def collect(
         "clustering": clusters.info,
         "meta_train": meta_train,
         "points_version": points_version(config),
+        "product_versions": product_versions(config),
         "meta_test": curve(first) | {"checkpoint_step": checkpoint_step},
         "comparisons": [curve(head) | {"name": names[head]} for head in others],
         "config": dataclasses.asdict(config),

@@ -6,8 +6,10 @@ among them, lie in its folder `round{r}`, and are reused and resumed in the same
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +61,28 @@ def folder(config: Config, number: int, workdir: Path) -> Path:
     return workdir if number == config.clustering.rounds else workdir / f"round{number}"
 
 
-def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray | None:
+def embed(
+    config: Config,
+    dataset: Dataset,
+    workdir: Path,
+    say: Report,
+    *,
+    first: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> np.ndarray | None:
     """Make the embeddings that the last round clusters, with all that lies before them.
+
+    Args:
+      config: settings.
+      dataset: its training images.
+      workdir: of the run.
+      say: prints a line.
+      first: encloses the first embedding, which other runs may share; not what is trained on it.
 
     Returns:
       float32 [N, D]; None for an oracle, as `pseudo_labels.embed`.
     """
-    z = pseudo_labels.embed(config, dataset, folder(config, 1, workdir), say)
+    with first():
+        z = pseudo_labels.embed(config, dataset, folder(config, 1, workdir), say)
     for number in range(1, config.clustering.rounds):
         say(f"round {number} of {config.clustering.rounds}")
         here = folder(config, number, workdir)

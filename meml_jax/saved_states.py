@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax.checkpoints import named_leaves
-from meml_jax.files import load_npz, write_npz
+from meml_jax.files import require_npz, write_npz
 from meml_jax.online import State
 from meml_jax.types import UserError
 
@@ -53,7 +53,7 @@ def restore(path: Path, template: State, owner: Mapping[str, Any]) -> State:
     Raises:
       UserError: no such file, no state, or one of another owner or other shapes.
     """
-    stored = read(path, "a state saved by ContinualClassifier")
+    stored = require_npz(path, "a state saved by ContinualClassifier")
     meta = _meta(stored)
     wrong = [
         f"{name} {meta.get(name)!r} instead of {value!r}"
@@ -92,16 +92,6 @@ def checked_label(label: Any) -> Hashable:
     if label != label:
         raise UserError(f"label {label!r} does not equal itself, so it would never be found again")
     return label
-
-
-def read(path: Path, expected: str) -> dict[str, np.ndarray]:
-    """Read an npz; raises UserError, which says what was `expected`, where it cannot be read."""
-    try:
-        return load_npz(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}; expected {expected}") from None
-    except ValueError:
-        raise UserError(f"{path}: got a damaged or another file, expected {expected}") from None
 
 
 def _meta(stored: Mapping[str, np.ndarray]) -> dict[str, Any]:

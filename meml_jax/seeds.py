@@ -15,7 +15,7 @@ from meml_jax import figures, meta_test, paper, report
 from meml_jax.config import Config
 from meml_jax.environment import each_once
 from meml_jax.files import read_json, write_atomic, write_json
-from meml_jax.results import points_version
+from meml_jax.results import is_current
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
 
@@ -60,12 +60,11 @@ def finished(
     found = read_json(folder / "results.json") or {}
     wanted = {
         "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "points_version": points_version(config),
         "content_hash": dataset.content_hash,
         "test_hash": dataset.test_hash,
     }
-    whole = all((folder / name).is_file() for name in files)
-    return found if whole and {name: found.get(name) for name in wanted} == wanted else None
+    same = {name: found.get(name) for name in wanted} == wanted and is_current(found, config)
+    return found if same and all((folder / name).is_file() for name in files) else None
 
 
 def combine(found: Sequence[Mapping[str, Any]], config: Config) -> dict[str, Any]:

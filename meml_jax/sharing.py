@@ -1,8 +1,8 @@
 """Products that several workdirs have in common: made once, copied by the others.
 
-Nothing rests on the copy: embeddings and clusters have the fingerprint of what they were made from,
-and are made anew where it is another one. A training is not, it would be refused; so it is copied
-only where clusters and images are the same too.
+Clusters have the fingerprint of what they were made from, and are made anew where it is another
+one. A training would be refused, that of an embedding too; so an embedding is copied only where the
+images are known to be the same, a meta-training where images and clusters are.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meml_jax import embeddings, learners, pseudo_labels, rounds
+from meml_jax import embeddings, learners, rounds
 from meml_jax.config import Config
 from meml_jax.files import load_npz, lock, read_json, writing
 from meml_jax.settings import flatten, from_dict
 from meml_jax.types import UserError
-from meml_jax.workdir import TRAINING, fingerprint
+from meml_jax.workdir import TRAINING, fingerprint, needs_embedding, training_fields
 
 FILES = {
     "embed": ("embedding", "embedding.json", "embeddings.npz"),
     "cluster": ("tasks.npz",),
     "train": ("metrics.jsonl", "tensorboard", "points.json", "checkpoints"),
 }
-"""By stage, what it leaves; the last one tells that it is there, so it is copied last."""
+"""By stage, what it leaves; the last one tells that it is there (of the checkpoints, the one of all
+steps), so it is copied last."""
 
 _DATA = ("seed", "precision", "data.", "embedding.")
 _FIELDS = {
@@ -40,7 +41,7 @@ def key(stage: str, config: Config) -> str | None:
     """Digest of the settings that a stage's product follows from; None: it is not shared."""
     if stage not in FILES:
         return None
-    if stage == "embed" and not pseudo_labels.needs_embedding(config):
+    if stage == "embed" and not needs_embedding(config):
         return None
     if stage == "cluster" and config.tasks.labels == "true":
         return None  # not worth a copy
@@ -49,9 +50,13 @@ def key(stage: str, config: Config) -> str | None:
     names = _FIELDS[stage]
     if stage == "cluster" and config.tasks.balance == "truncate":
         names += ("tasks.balance",)  # and tasks.balance_size
+    if stage == "train":
+        unused = {*TRAINING} - {*training_fields(config)}
+        names = tuple(name for name in names if name not in unused)
     values = {name: value for name, value in flatten(config).items() if name.startswith(names)}
     learner = (learners.identity(config.learner),) if stage == "train" else ()
-    return fingerprint(stage, values, *learner, *embeddings.version(config.embedding))
+    version = embeddings.version(config.embedding) if needs_embedding(config) else ()
+    return fingerprint(stage, values, *learner, *version)
 
 
 def busy(config: Config, workdir: Path, results: Path) -> bool:
@@ -108,6 +113,8 @@ def find(stage: str, images: str, config: Config, workdir: Path, results: Path) 
         other = path.parent
         if other == workdir or not _there(stage, config, other):
             continue
+        if stage == "embed" and embedded_images(_folder(stage, config, other)) != images:
+            continue
         # A training has ended once it was tested; its config may since have got more steps.
         found = [read_json(path)]
         if stage == "train":
@@ -121,6 +128,16 @@ def find(stage: str, images: str, config: Config, workdir: Path, results: Path) 
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other
     return None
+
+
+def embedded_images(folder: Path) -> str | None:
+    """Digest of the data set that a finished embedding was made for; None: not known.
+
+    Args:
+      folder: of the first round; what an earlier version left there does not say.
+    """
+    made = read_json(folder / "embedding.json")
+    return made.get("content_hash") if isinstance(made, dict) else None
 
 
 def _clusters(workdir: Path) -> str | None:
@@ -139,7 +156,9 @@ def _folder(stage: str, config: Config, workdir: Path) -> Path:
 
 
 def _there(stage: str, config: Config, workdir: Path) -> bool:
-    return (_folder(stage, config, workdir) / FILES[stage][-1]).exists()
+    """Tell whether a stage's product is there, whole; a training that was stopped is not."""
+    last = _folder(stage, config, workdir) / FILES[stage][-1]
+    return (last / str(config.train.steps) if stage == "train" else last).exists()
 
 
 def _copy(stage: str, config: Config, source: Path, workdir: Path) -> None:

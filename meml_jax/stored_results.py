@@ -14,7 +14,7 @@ import numpy as np
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import write_json
-from meml_jax.results import points_version
+from meml_jax.results import is_current, points_version
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
 from meml_jax.types import UserError
@@ -39,6 +39,8 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             config, seed = from_dict(results["config"]), int(number)
             if results.get("points_version") != points_version(config):
                 raise UserError("judged as an earlier version did; the same command judges anew")
+            if not is_current(results, config):
+                raise UserError("of an embedding of an earlier version; train it in another folder")
             if config.seed != seed:
                 raise ValueError(f"results of seed {config.seed}")
             _look_through(results)
@@ -108,14 +110,14 @@ def read_kept(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     return read(folder, say=refuse)
 
 
-def check_kept(folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
-    """Raise UserError where `folder` keeps results of a row and seed with other settings.
+def check_kept(kept: Stored, folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
+    """Raise UserError where results of a row and seed are kept with other settings.
 
     Args:
+      kept: what `folder` has, of `read_kept`.
       folder: to which `keep` writes.
       wanted: settings by row and seed.
     """
-    kept = read_kept(folder)
     for (row, seed), config in wanted.items():
         if (results := kept.get(row, {}).get(seed)) is not None:
             stored, now = _nowhere(from_dict(results["config"])), _nowhere(config)
@@ -127,10 +129,10 @@ def check_kept(folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
                 )
 
 
-def check_keeping(stored: Stored, folder: Path) -> None:
-    """Raise UserError where `keep` would."""
-    check_kept(folder, {(row, seed): from_dict(r["config"]) for row, seed, r in _each(stored)})
-    kept = read_kept(folder)
+def check_keeping(stored: Stored, kept: Stored, folder: Path) -> None:
+    """Raise UserError where `keep` would; `kept` is what `folder` has, of `read_kept`."""
+    wanted = {(row, seed): from_dict(r["config"]) for row, seed, r in _each(stored)}
+    check_kept(kept, folder, wanted)
     for row, seed, results in _each(stored):
         other = kept.get(row, {}).get(seed, results)
         if any(other.get(name) != results.get(name) for name in IMAGES):
@@ -140,17 +142,23 @@ def check_keeping(stored: Stored, folder: Path) -> None:
             )
 
 
-def keep(stored: Stored, folder: Path) -> None:
+def keep(stored: Stored, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """Write results to a folder that `read` reads, compact, and without this machine's paths.
+
+    Returns:
+      All that the folder keeps now, as `read_kept` would read it.
 
     Raises:
       UserError: results of other settings, or on other images, are kept there.
     """
-    check_keeping(stored, folder)
+    kept = read_kept(folder)
+    check_keeping(stored, kept, folder)
     for row, seed, results in _each(stored):
         config = dataclasses.asdict(_nowhere(from_dict(results["config"])))
-        path = folder / row / f"seed{seed}" / "results.json"
-        write_json(path, {**results, "config": config}, indent=None)
+        content, path = {**results, "config": config}, folder / row / f"seed{seed}" / "results.json"
+        write_json(path, content, indent=None)
+        kept.setdefault(row, {})[seed] = json.loads(json.dumps(content))  # lists for tuples
+    return kept
 
 
 def _nowhere(config: Config) -> Config:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from meml_jax import paper
 from meml_jax.comparison import SEEDS_FOR_INTERVAL, Cell, Line, columns, in_order, is_best, verdict
-from meml_jax.config import Config
+from meml_jax.config import Config, NetworkConfig
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
 from meml_jax.report import percent, plain
@@ -171,17 +171,11 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
     """Put time and memory of the trainings beside the paper's, as far as it has them."""
     rows = []
     for line in trainings(lines):
-        config, first = config_of(line), line.results[0]
-        trained, known = first["meta_train"], paper.COST.get(first["dataset"], {})
-        plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"
-        trains = (
-            trained["steps"] > 1 and line.kind != "oracle"
-        )  # one step: an embedding's FEN alone
-        theirs = known.get(config.learner) if plain_tasks and trains else None
+        first, theirs = line.results[0], _published_cost(line)
         minutes, gigabytes = theirs or (None, None)
         rows.append([
             line.row,
-            str(trained["steps"]),
+            str(first["meta_train"]["steps"]),
             mean_of(line, lambda r: r["meta_train"]["seconds"]),
             mean_of(line, lambda r: r["meta_train"]["steps_per_second"], ".1f"),
             mean_of(line, lambda r: _mebibytes(r["meta_train"].get("peak_bytes"))),
@@ -199,6 +193,18 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
         "`experiments/benchmark.py` that compares the time of methods."
     )
     return [Sheet("Cost", text, header, rows)] if rows else []
+
+
+def _published_cost(line: Line) -> tuple[int, float] | None:
+    """Look up the paper's minutes and GB, where a training is of the kind that it has them for."""
+    config, first, default = config_of(line), line.results[0], NetworkConfig()
+    network = (config.network.channels, config.network.hidden)
+    as_wide = network == (default.channels, default.hidden)
+    plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"
+    only_embedded = first["meta_train"]["steps"] == 1  # of a row that tests an embedding's FEN
+    if line.kind == "oracle" or only_embedded or not plain_tasks or not as_wide:
+        return None
+    return paper.COST.get(first["dataset"], {}).get(config.learner)
 
 
 def _test_seconds(results: Mapping[str, Any]) -> float:

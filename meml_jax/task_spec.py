@@ -24,7 +24,7 @@ class TaskSpec:
       support_fraction: share of the used images that goes to S_cluster.
       max_used: most images of one cluster in a task, None for all.
       min_used: least, with `used_share`; None: all of a cluster up to `max_used`.
-      used_share: share of a cluster that is used, between `min_used` and `max_used` images.
+      used_share: share of what is usable that is used, between `min_used` and `max_used` images.
       refill: rows of every task, views of images where a cluster has fewer; None: images only.
       coreset_batch: rows of the coreset that take the place of S_query; None: S_query as it is.
       num_random_query: images of other clusters in S_query.
@@ -73,7 +73,8 @@ def make_spec(config: TasksConfig, table: TaskTable, kept: np.ndarray) -> TaskSp
                 f"tasks.min_used={least}, tasks.max_size={config.max_size}; expected "
                 "2 <= min_used <= max_size, or min_used=None"
             )
-        # A cluster of mean size uses as many images as lie in the middle of the two bounds.
+        # A cluster of mean size uses as many images as lie in the middle of the two bounds; of a
+        # smaller usable_fraction, that share of as many.
         used_share = min(1.0, (least + config.max_size) / 2 / float(np.mean(table.size)))
     coreset = config.query_from == "coreset"
     if coreset and not 1 <= config.coreset_batch <= config.coreset_size:

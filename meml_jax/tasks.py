@@ -20,6 +20,24 @@ from meml_jax.task_spec import (
 from meml_jax.types import Array, Batch, Task, TaskTable, UserError
 
 
+def group_positions(labels: np.ndarray, names: np.ndarray) -> TaskTable:
+    """List the positions of each label in compressed rows.
+
+    Args:
+      labels: int [N].
+      names: int [C], the labels wanted, increasing; one that no position has gets a row of none.
+
+    Returns:
+      TaskTable on the host, its rows in the order of `names`, positions increasing.
+    """
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    index = order[np.isin(ordered, names)]
+    size = np.searchsorted(ordered, names, "right") - np.searchsorted(ordered, names, "left")
+    start = np.cumsum(size) - size
+    return TaskTable(*(x.astype(np.int32) for x in (index, start, size)))
+
+
 def table_from_labels(labels: np.ndarray, *, min_size: int) -> tuple[TaskTable, np.ndarray]:
     """Group positions by label and drop small groups.
 
@@ -46,11 +64,7 @@ def table_from_labels(labels: np.ndarray, *, min_size: int) -> tuple[TaskTable, 
             f"{len(kept)} clusters of at least {min_size} images, expected at least 2; lower "
             "tasks.min_size or change clustering.num_clusters"
         )
-    order = np.argsort(labels, kind="stable")
-    index = order[np.isin(labels[order], kept)].astype(np.int32)
-    size = counts[counts >= min_size].astype(np.int32)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-    return TaskTable(index, start, size), kept.astype(np.int32)
+    return group_positions(labels, kept), kept.astype(np.int32)
 
 
 def bucket_bounds(table: TaskTable, spec: TaskSpec, *, num_buckets: int) -> np.ndarray:
@@ -69,7 +83,7 @@ def bucket_bounds(table: TaskTable, spec: TaskSpec, *, num_buckets: int) -> np.n
     cost = below[1:] * sizes  # one bucket for the sizes 0..j
     choices = []
     for _ in range(min(num_buckets, len(sizes)) - 1):
-        # The last bucket holds the sizes i..j, the cheapest split of 0..i-1 is known.
+        # The last bucket holds the sizes i+1..j, the cheapest split of 0..i is known.
         last = sizes[None, :] * (below[None, 1:] - below[1:, None])
         total = np.where(np.triu(np.ones_like(last, bool)), cost[:, None] + last, np.inf)
         choices.append(np.argmin(total, axis=0))

@@ -10,8 +10,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meml_jax import checkpoints, meta_train, saved_states
+from meml_jax import checkpoints, meta_train
 from meml_jax.config import Config
+from meml_jax.files import require_npz
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import Network
 from meml_jax.settings import from_dict
@@ -51,7 +52,7 @@ def restore_params(workdir: Path, config: Config, network: Callable[..., Network
     """Restore the checkpoint that `test.checkpoint` names."""
     if not (workdir / "tasks.npz").exists():
         raise UserError(f"{workdir}: nothing is trained there; run the train stage first")
-    tasks = saved_states.read(workdir / "tasks.npz", "the clusters of a run")
+    tasks = require_npz(workdir / "tasks.npz", "the clusters of a run")
     rehearses = config.tasks.query_from == "coreset" and not config.episodes.ways
     start = functools.partial(
         meta_train.init_state,

@@ -11,6 +11,7 @@ import numpy as np
 
 from meml_jax.config import TestConfig
 from meml_jax.orders import random_order
+from meml_jax.tasks import group_positions
 from meml_jax.types import Array, Split, TaskTable
 
 
@@ -44,11 +45,8 @@ class Trajectory(NamedTuple):
 
 def class_table(split: Split) -> TaskTable:
     """List the positions of each class of a labelled split, on the device."""
-    order = np.argsort(split.labels, kind="stable")
-    order = order[split.labels[order] >= 0].astype(np.int32)
-    size = np.bincount(split.labels[order], minlength=split.num_classes).astype(np.int32)
-    start = np.concatenate([[0], np.cumsum(size)[:-1]]).astype(np.int32)
-    return TaskTable(jnp.asarray(order), jnp.asarray(start), jnp.asarray(size))
+    table = group_positions(split.labels, np.arange(split.num_classes))
+    return jax.tree.map(jnp.asarray, table)
 
 
 def draw_trajectory(
@@ -85,6 +83,14 @@ def _draw_trajectories(keys: Array, table: TaskTable, **settings: int) -> Trajec
     return jax.vmap(lambda key: draw_trajectory(key, table, **settings))(keys)
 
 
+def most_classes(config: TestConfig, num_classes: int) -> int:
+    """Count the classes of the longest stream of a run, `num_classes` or what `config` asks for.
+
+    All streams are drawn from that one or padded to it, so that one program serves every point.
+    """
+    return max(num_classes, *config.num_classes)
+
+
 def draw_trajectories(
     key: Array, pool: Pool, config: TestConfig, *, num_classes: int, count: int
 ) -> Trajectory:
@@ -100,7 +106,7 @@ def draw_trajectories(
     if config.protocol == "released":
         keys = jnp.repeat(keys[:1], count)
     available = pool.table.size.shape[0]
-    longest = min(max(num_classes, *config.num_classes), available)
+    longest = min(most_classes(config, num_classes), available)
     drawn = _draw_trajectories(
         keys,
         pool.table,
@@ -116,7 +122,8 @@ def pad(trajectories: Trajectory, num_classes: int) -> Trajectory:
     """Pad trajectories on the host with zeros to `num_classes`, leaves with leading [R]."""
     own = int(trajectories.stream_label[0, -1]) + 1
 
-    def longer(x: np.ndarray) -> np.ndarray:
+    def longer(x: Array | np.ndarray) -> np.ndarray:
+        x = np.asarray(x)
         return np.pad(x, ((0, 0), (0, x.shape[1] // own * num_classes - x.shape[1])))
 
-    return jax.tree.map(longer, jax.tree.map(np.asarray, trajectories))
+    return jax.tree.map(longer, trajectories)

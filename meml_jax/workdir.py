@@ -28,6 +28,20 @@ TRAINING = (
 )  # fmt: skip
 
 
+def needs_embedding(config: Config) -> bool:
+    """Tell whether clusters, or the FEN at the start of the training, come from an embedding."""
+    return config.tasks.labels != "true" or config.train.init == "embedding"
+
+
+def training_fields(config: Config) -> tuple[str, ...]:
+    """List the fields, or groups, in `TRAINING` that a training of these settings depends on.
+
+    True classes are trained on as they are, whatever the embedding and the clustering would be.
+    """
+    unused = () if needs_embedding(config) else ("embedding", "clustering")
+    return tuple(name for name in TRAINING if name not in unused)
+
+
 def fingerprint(*parts: Any) -> str:
     """Digest of JSON-able values, settings and arrays.
 
@@ -132,7 +146,7 @@ def check_same_training(workdir: Path, config: Config) -> None:
     if not is_trained(workdir):
         return
     stored = flatten(_stored_config(workdir, f"what was trained in {workdir} is not known"))
-    now = flatten(config)
+    now, compared = flatten(config), {*training_fields(config)}
     steps = [int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
     if steps and max(steps) > config.train.steps:
         raise UserError(
@@ -142,7 +156,7 @@ def check_same_training(workdir: Path, config: Config) -> None:
     differing = [
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
-        if {name, name.split(".")[0]} & {*TRAINING} and stored[name] != value
+        if {name, name.split(".")[0]} & compared and stored[name] != value
         if not (name in OPEN and 0 in (stored[name], value))
     ]
     if differing:
@@ -167,7 +181,8 @@ def load_product(
 
     Raises:
       UserError: it has another fingerprint, and what was trained on it lies beside it. The settings
-        are the same then (`check_same_training`), so the images, or given embeddings, are not.
+        are the same then (`check_same_training`), so the images, or given embeddings, are not, or
+        it was made by another version of this program (`embeddings.version`).
     """
     arrays = read_npz(path, report=report)
     if arrays and str(arrays.get("fingerprint")) == wanted:
@@ -178,7 +193,8 @@ def load_product(
     if arrays and is_trained(path.parent):
         raise UserError(
             f"{path.parent} holds training on other images, or on other embeddings than those that "
-            "are given; use another --workdir or the old ones"
+            f"are given, or {path.name} there is of another version of this program; use another "
+            "--workdir, or the old images, embeddings or version"
         )
     if arrays:
         report(f"{path} was made with other settings or from other images, and is made anew")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -157,11 +161,45 @@ def test_the_page_of_the_repository_can_be_filled():
         (["--repeats=0"], "--repeats=0"),
         (["--compare=nowhere.json"], "nowhere.json"),
         (["--write_docs=page.md"], "--json"),
+        (["--only="], "--only is empty"),
     ],
 )
 def test_mistakes_end_in_one_line(argv, words):
     code, _, err = run(*argv)
     assert code == 2 and words in err and err.count("\n") == 1
+
+
+def test_a_page_that_is_not_there_is_named(tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps(stored(peak=[])))
+    page = tmp_path / "page.md"
+    code, _, err = run(f"--json={tmp_path / 'b.json'}", f"--write_docs={page}")
+    assert code == 2 and err == f"error: --write_docs={page}: No such file or directory\n"
+
+
+def test_a_part_that_fails_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    code, _, err = run("--small", "--repeats=1", "--only=compile")
+    assert code == 2 and err.startswith("error: the process that the part compile measures ended")
+    assert "with code 1" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_keeps_the_parts_that_are_measured(tmp_path, monkeypatch, signum):
+    def stopped(sizes, rounds):
+        os.kill(os.getpid(), signum)
+        time.sleep(60)
+
+    rows = [{"name": "matmul", "ms": 2.0}]
+    monkeypatch.setitem(benchmark_parts.PARTS, "peak", lambda sizes, rounds: rows)
+    monkeypatch.setitem(benchmark_parts.PARTS, "memory", stopped)
+    file, flags = tmp_path / "b.json", ("--small", "--repeats=1")
+    code, out, err = run(*flags, "--only=peak,memory", f"--json={file}")
+    assert code == 128 + signum and not err
+    assert out.endswith(f"stopped; {file} has peak, the same command measures anew\n")
+    assert benchmark.read(file)["parts"] == {"peak": rows}
+    code, out, _ = run(*flags, "--only=memory", f"--json={file}")
+    assert code == 128 + signum and "stopped; nothing is stored" in out
+    assert benchmark.read(file)["parts"] == {"peak": rows}
 
 
 def test_a_device_that_is_not_there_is_refused():

@@ -217,6 +217,15 @@ def test_presets_are_separated_by_commas_and_later_ones_win():
         build("one,tow")
 
 
+def test_the_later_method_of_few_shot_wins_whole():
+    get_config = load(programs.ROOT / "configs" / "few_shot_omniglot.py").get_config
+    for method, steps in {"maml": 5, "fomaml": 5, "anil": 5, "meml": 1}.items():
+        alone = from_dict(get_config(method).to_dict())
+        assert alone.inner.steps == steps
+        for other in ("maml", "meml"):
+            assert from_dict(get_config(f"{other},{method}").to_dict()) == alone
+
+
 @pytest.mark.parametrize("arg", ["released,paper", "paper,smoke,released", "mine,released"])
 def test_one_run_is_named_after_one_method(arg):
     presets = {"mine": {"preset": "mine", "inner.lr": 0.1}, "smoke": {"train.steps": 3}}

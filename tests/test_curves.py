@@ -2,10 +2,18 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from meml_jax import curves
+from meml_jax import curves, heads
+from meml_jax.config import Config
 from meml_jax.config import TestConfig as Settings
+from meml_jax.learners import get_learner
+from meml_jax.networks import make_network
+from meml_jax.settings import override
+from meml_jax.types import Dataset, Split, TrainState
 
 SETTINGS = Settings(num_classes=(2, 4))
 
@@ -69,3 +77,91 @@ def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_pat
     assert run({"one": "b", "two": "e"}, (2,)) == [("two", 2)]
     (tmp_path / "points.json").write_text("[]")
     assert run({"one": "a"}, (2,)) == [("one", 2)]
+
+
+# Which part of the data set serves what (B15).
+
+WIDTH, WAYS = 4, 3
+HARMLESS, LEARNING = 1e-7, 0.1
+CONFIG = override(
+    Config(),
+    {
+        "network.channels": WIDTH,
+        "network.hidden": 6,
+        "test.num_classes": (WAYS,),
+        "test.shots": 4,
+        "test.queries": 3,
+        "test.runs": 2,
+        "test.trajectories": 5,
+        "test.learning_rates": (HARMLESS, LEARNING),
+        "test.heads": ("sgd",),
+    },
+)
+
+
+def part(name, *, told=True):
+    """Images whose class can be told from their first pixels, or not at all."""
+    labels = np.arange(WAYS).repeat(8)
+    images = np.zeros((len(labels), 28, 28, 1), np.uint8)
+    images[np.arange(len(labels)), 0, labels, 0] = 255 * told
+    ids = np.array([f"{name}/{i}" for i in range(len(labels))])
+    return Split(images, labels, ids, tuple(f"{name}{c}" for c in range(WAYS)))
+
+
+@pytest.fixture
+def features(monkeypatch):
+    """Features that are the first pixels, in place of those of a network."""
+
+    def first_pixels(images):
+        return jnp.asarray(images[:, 0, :WIDTH, 0], jnp.float32) / 64
+
+    monkeypatch.setattr(heads, "frozen_features", lambda w, x, source, network: first_pixels(x))
+    monkeypatch.setattr(heads, "encode", lambda params, x, network: first_pixels(x))
+
+
+@pytest.fixture(scope="module")
+def trained():
+    network = make_network(
+        CONFIG.network, get_learner("meml"), image_shape=(28, 28, 1), num_classes=WAYS
+    )
+    return network, network.init(jax.random.key(0))
+
+
+def dataset(**told):
+    parts = {name: part(name, told=told.get(name, True)) for name in ("validation", "test")}
+    return Dataset("pixels", part("train"), *parts.values(), "digest")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "chosen_on", "other"),
+    [("clean", "validation", "test"), ("released", "test", "validation")],
+)
+def test_a_run_chooses_the_rate_on_the_part_that_its_protocol_names(
+    features, trained, protocol, chosen_on, other
+):
+    network, params = trained
+    config = override(CONFIG, {"test.protocol": protocol})
+
+    def sgd(data):
+        every = curves.evaluators(
+            config, data, network=network, params=params, initial_params=params
+        )
+        return every["sgd"](WAYS)
+
+    point = sgd(dataset())
+    assert point["learning_rate"] == pytest.approx(LEARNING) and point["accuracy"] > 1 / WAYS
+    assert sgd(dataset(**{chosen_on: False}))["learning_rate"] == pytest.approx(HARMLESS)
+    blind = sgd(dataset(**{other: False}))
+    assert blind["search_accuracy"] == point["search_accuracy"]
+    assert (blind["accuracy"] == point["accuracy"]) == (other == "validation")
+
+
+def test_a_training_is_judged_on_validation_classes(features, trained):
+    network, params = trained
+    state = TrainState(jnp.int32(0), params, ())
+
+    def accuracy(data):
+        return curves.validation(CONFIG, data, network=network)(state)
+
+    assert accuracy(dataset()) == accuracy(dataset(test=False)) == 1
+    assert accuracy(dataset(validation=False)) < 1

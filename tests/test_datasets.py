@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import pickle
@@ -17,7 +18,7 @@ from PIL import Image
 from meml_jax import choices, task_spec, tasks, types, workdir
 from meml_jax import config as schema
 from meml_jax.config import Config, DataConfig, TasksConfig
-from meml_jax.data import arrays, datasets, download, sizes
+from meml_jax.data import arrays, datasets, download, sizes, sources
 from meml_jax.settings import flatten, override
 from meml_jax.types import UserError
 
@@ -205,6 +206,30 @@ def test_size_of_published_sets_and_of_arrays(tmp_path):
     assert data.train.images.shape[1:] == (84, 84, 3)
     with pytest.raises(UserError, match="or 0 for what suits the data"):
         load(tmp_path, name="npz", channels=2)
+
+
+def test_every_file_of_arrays_is_looked_at(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 256, (24, 32, 32), np.uint8)
+    colour = np.repeat(grey[..., None], 3, axis=-1)
+
+    def chosen():
+        config = DataConfig(name="npz", dir=str(tmp_path), image_size=0, channels=0)
+        found = sizes.resolve(config, report=lambda line: None)
+        return found.image_size, found.channels
+
+    for part in ("test", "train"):
+        np.savez(tmp_path / f"{part}.npz", X=grey, Y=np.arange(24) % 12)
+    np.savez(tmp_path / "more.npz", X=255 - colour // [1, 2, 3])  # not of the set
+    assert chosen() == (28, 1)
+    np.savez(tmp_path / "train.npz", X=colour, Y=np.arange(24) % 12)  # grey saved as colour
+    assert chosen() == (28, 1)
+    few = colour.copy()
+    few[-4:, ..., 2] //= 2
+    np.savez(tmp_path / "train.npz", X=few, Y=np.arange(24) % 12)
+    assert chosen() == (84, 3)
+    many = np.concatenate([colour] * 10 + [255 - few])  # the first 200 are grey
+    np.savez(tmp_path / "train.npz", X=many, Y=np.arange(len(many)) % 12)
+    assert chosen() == (84, 3)
 
 
 def test_what_is_left_open_is_chosen_and_said(lines):
@@ -624,6 +649,28 @@ def test_nothing_is_fetched_into_a_folder_that_may_be_mistyped(tmp_path, monkeyp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "own", "own.cache"]
 
 
+def test_what_another_process_unpacks_meanwhile_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "file").write_text("whole")
+    with tarfile.open(tmp_path / "set.tar", "w") as tar:
+        tar.add(tmp_path / "set", "set")
+    shutil.rmtree(tmp_path / "set")
+    extract = tarfile.TarFile.extractall
+
+    def slowly(tar, path, **options):
+        extract(tar, path, **options)
+        shutil.copytree(Path(path, "set"), tmp_path / "set")
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", slowly)
+    unpack = functools.partial(download.unpack, tmp_path / "set.tar", "set", report=print)
+    folder = unpack()
+    assert folder == tmp_path / "set" and [path.name for path in folder.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "set.tar"]
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="expected a complete archive with set/, and a folder"):
+        unpack()  # what was there before is not the archive's: it would have been read
+
+
 def test_nothing_is_fetched_into_a_file(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="data.dir: got .*file, which is a file; expected a folder"):
@@ -670,6 +717,45 @@ def test_another_set_that_cannot_serve_is_refused(tmp_path):
     (other / "c0" / "0.png").write_bytes(b"")
     test = schema.TestDataConfig(name="folder", dir=str(other))
     with pytest.raises(UserError, match=r"\(folder\): 1 of 24 images .* test_data.skip_bad=True"):
+        load(own, test=test, name="folder")
+
+
+@pytest.mark.parametrize("form", ["{own}/", "own", "{own}/../own", "{link}", "~/own"])
+def test_the_training_set_by_another_path_is_no_other_set(tmp_path, monkeypatch, form):
+    own, _ = own_and_other(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "link").symlink_to(own)
+    path = form.format(own=own, link=tmp_path / "link")
+    with pytest.raises(UserError, match="got the training set, folder in"):
+        load(own, test=schema.TestDataConfig(name="folder", dir=path), name="folder")
+
+
+def test_the_cache_folder_is_where_a_set_without_a_folder_is(tmp_path):
+    config = DataConfig(name="cub", cache_dir=str(tmp_path), image_size=12, channels=3)
+    here = dataclasses.replace(config, dir=str(tmp_path / "cub"))
+    assert sources.same_place(config, here) and sources.same_place(here, config)
+    assert not sources.same_place(config, dataclasses.replace(here, name="folder"))
+    assert not sources.same_place(config, dataclasses.replace(here, dir=str(tmp_path)))
+
+
+def test_a_copy_of_the_training_set_is_no_other_set(tmp_path, lines, monkeypatch):
+    own, other = own_and_other(tmp_path)
+    shutil.copytree(own, tmp_path / "copy")
+    test = schema.TestDataConfig(name="folder", dir=str(tmp_path / "copy"))
+    seen = r"of 24 images of folder, such as folder/c\d/\d.png, are training or validation images"
+    with pytest.raises(UserError, match=rf"got \d+ {seen} of folder; expected another"):
+        load(own, test=test, name="folder")
+    # What two sets have in common by chance is no reason.
+    data = load(own, name="folder")
+    shutil.copy(own / str(data.train.ids[0]), other / "c0" / "0.png")
+    test = dataclasses.replace(test, dir=str(other))
+    monkeypatch.setattr(datasets, "SEEN", 1 / 24)
+    assert counts(load(own, lines, test=test, name="folder"))[2] == (8, 24)
+    found = "1 of 24 images of folder, such as folder/c0/0.png, are training or validation images"
+    assert f"WARNING: {found} of folder" in lines
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=found):
         load(own, test=test, name="folder")
 
 

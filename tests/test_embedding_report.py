@@ -1,6 +1,8 @@
 """The page of neighbours, the map, and the figures of an autoencoder."""
 
 import dataclasses
+import functools
+import importlib.util
 import io
 import json
 import shutil
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import programs
 import pytest
 from PIL import Image
 
@@ -241,6 +244,34 @@ def test_a_table_that_cannot_be(tmp_path, flags, values, message):
     code, _, err = table(tmp_path, *flags, **values)
     assert code == 2 and message in err and "Traceback" not in err
     assert not any(tmp_path.iterdir())
+
+
+@functools.cache
+def program():
+    """The module `experiments/embeddings.py`, on the same `run` as other tests."""
+    sys.modules["run"] = programs.program()
+    path = programs.ROOT / "experiments" / "embeddings.py"
+    spec = importlib.util.spec_from_file_location("embeddings_program", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_training_is_copied_from_a_row_on_the_same_images(tmp_path):
+    config = override(Config(), {"embedding.name": "contrastive"})
+    row = tmp_path / "contrastive" / "seed0"
+    (row / "embedding").mkdir(parents=True)
+    (row / "embeddings.npz").touch()
+    (row / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    whitened = override(config, {"embedding.whiten": 0.5})
+    for made, source in (
+        ({"content_hash": "hash"}, row),
+        ({"content_hash": "x"}, None),
+        ({}, None),
+    ):
+        (row / "embedding.json").write_text(json.dumps(made))
+        folder = tmp_path / "contrastive_whitened" / "seed0"
+        assert program().twin(whitened, dataset(), folder) == source
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_loaded_programs_give_the_same_bit_for_bit(tmp_path, no_cache, events):
     net = tiny.network("meml")
     arguments = tiny.parameters(net), tiny.tasks()
     settings = {"network": net, "learner": LEARNERS["meml"]}
-    settings |= {"inner": InnerConfig(), "outer": OuterConfig()}
+    settings |= {"inner": InnerConfig(), "outer": OuterConfig(), "ways": 1}
 
     def compile_and_run():
         events.clear()

@@ -58,7 +58,7 @@ def test_learned_rates(learners, x64):
     def loss_and_grad(name):
         loss = functools.partial(
             meta_train.meta_loss, network=net, learner=LEARNERS[name], inner=InnerConfig(lr=0.5),
-            outer=OuterConfig(),
+            outer=OuterConfig(), ways=1,
         )  # fmt: skip
         return jax.jit(jax.value_and_grad(lambda p: loss(p, tasks)[0]))
 
@@ -84,7 +84,7 @@ def test_the_one_line_method_adapts_every_role(learners):
     learner = LEARNERS["meml_all"]
     net = tiny.network(learner)
     params = tiny.parameters(net)
-    run = functools.partial(inner.adapt, network=net, learner=learner, tx=optax.sgd(0.3))
+    run = functools.partial(inner.adapt, network=net, learner=learner, tx=optax.sgd(0.3), ways=1)
     adapted, _ = jax.jit(run)(params, tiny.first(tiny.tasks()).support)
     for role in ("fen", "cln", "attention"):
         kernels = zip(jax.tree.leaves(adapted[role]), jax.tree.leaves(params[role]), strict=True)

@@ -154,6 +154,43 @@ def test_accuracies_by_hand():
         assert float(found[i]) == pytest.approx(np.mean(nearest == np.repeat(np.arange(5), 4)))
 
 
+def test_rows_that_pad_a_query_do_not_count():
+    """Accuracies of unbalanced episodes are shares of their real query images."""
+    table, labels = table_of(SIZES)
+    spec = episodes.make_spec(SIZES, ways=tiny.CLASSES, shots=4, queries=5, balanced=False)
+    keys = jax.random.split(jax.random.key(1), 8)
+    net = tiny.network("anil")
+    params = tiny.parameters(net)
+    images = np.random.default_rng(0).normal(size=(len(labels), *tiny.IMAGE)).astype(np.float32)
+    features = jax.jit(net.stem)(params, images)
+    means = few_shot.prototype_accuracies(features, table, keys, spec=spec)
+    # With a rate of 0 nothing is adapted.
+    adapted = few_shot.adapted_accuracies(
+        params, features, table, keys, spec=spec, network=net, learner=LEARNERS["anil"],
+        options=InnerConfig(lr=0.0), episodes_at_once=4,
+    )  # fmt: skip
+    logits = np.asarray(net.classify(params, net.activate(features)))
+    features, padded = np.asarray(features), []
+    sample = jax.jit(
+        lambda key: episodes.sample_episode(jax.random.split(key)[0], table, spec=spec)
+    )
+    for i, key in enumerate(keys):
+        task = jax.tree.map(np.asarray, sample(key))
+        real, label = task.query.mask, task.query.label
+        support = [
+            features[task.support.inputs[task.support.mask & (task.support.label == way)]]
+            for way in range(tiny.CLASSES)
+        ]
+        x = features[task.query.inputs]
+        distances = [np.linalg.norm(x - rows.mean(axis=0), axis=1) for rows in support]
+        nearest = np.argmin(distances, axis=0) == label
+        likeliest = logits[task.query.inputs].argmax(axis=1) == label
+        assert float(means[i]) == pytest.approx(nearest[real].mean())
+        assert float(adapted[i]) == pytest.approx(likeliest[real].mean())
+        padded.append([x[real].mean() != x.mean() for x in (nearest, likeliest)])
+    assert np.any(padded, axis=0).all()  # they would have counted
+
+
 @pytest.mark.parametrize("name", ["meml", "maml"])
 def test_adaptation_learns_the_episode(name):
     """Inner steps alone, from random parameters, tell apart images that differ much."""

@@ -18,9 +18,9 @@ from meml_jax import continual, film, heads, losses, meta_train
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt
 from meml_jax.layers import CONTEXT_SIZE, STRIDES
-from meml_jax.learners import LEARNERS
+from meml_jax.learners import LEARNERS, Learner, Phase
 from meml_jax.networks import after_stem
-from meml_jax.types import Batch
+from meml_jax.types import Batch, TrainState
 
 LEARNER = LEARNERS["oml_film"]
 
@@ -53,7 +53,7 @@ def test_at_the_identity_the_first_update_of_the_cln_is_that_of_oml():
         def run(params, one):
             support = dataclasses.replace(one, inputs=network.stem(params, one.inputs))
             learner, tx = LEARNERS[name], optax.sgd(0.3)
-            return adapt(params, support, network=network, learner=learner, tx=tx)[0]["cln"]
+            return adapt(params, support, network=network, learner=learner, tx=tx, ways=1)[0]["cln"]
 
         return jax.jit(run)(params, one)
 
@@ -92,7 +92,7 @@ def test_with_a_fast_encoder_all_of_it_adapts():
     net = tiny.network(learner, dense=False)
     params = jax.jit(net.init)(jax.random.key(0))
     support = Batch(images_of(2), jnp.array([2, 2]), jnp.ones(2, bool))
-    run = functools.partial(adapt, network=net, learner=learner, tx=optax.sgd(0.3))
+    run = functools.partial(adapt, network=net, learner=learner, tx=optax.sgd(0.3), ways=1)
     adapted, _ = jax.jit(run)(params, support)
     for name, layer in params["fen"].items():
         assert np.any(adapted["fen"][name]["kernel"] != layer["kernel"]), name
@@ -103,7 +103,8 @@ def test_the_inner_loop_starts_at_context_0_and_moves_film_and_context_alone_of_
     params = tiny.parameters(net)
     task = tiny.first(tiny.tasks())
     support = Batch(net.stem(params, task.support.inputs), task.support.label, task.support.mask)
-    run = jax.jit(functools.partial(adapt, network=net, learner=LEARNER, tx=optax.sgd(0.3)))
+    options = {"network": net, "learner": LEARNER, "tx": optax.sgd(0.3), "ways": 1}
+    run = jax.jit(functools.partial(adapt, **options))
     adapted, _ = run(params, support)
     zero = params | {"context": {"z": np.zeros(CONTEXT_SIZE, np.float32)}}
     tiny.assert_same(run(zero, support)[0], adapted)
@@ -120,6 +121,7 @@ def test_the_outer_loop_leaves_the_context_at_0():
     outer = OuterConfig(lr=0.1)
     tx = meta_train.outer_optimizer(outer)
     settings = {"network": net, "learner": LEARNER, "inner": InnerConfig(), "outer": outer}
+    settings["ways"] = 1
 
     @jax.jit
     def step(params, tasks):
@@ -173,6 +175,42 @@ def test_the_stream_of_the_meta_test_by_hand(label):
     tiny.assert_same(found["fen"], params["fen"])
     assert np.any(found["film"]["layer_1"]["bias"] != params["film"]["layer_1"]["bias"])
     assert not np.any(found["context"]["z"])
+
+
+def test_the_context_alone_may_be_fast():
+    """As in CAVIA: what makes gamma and beta of it is meta-learned, and adapts to nothing."""
+    learner = Learner(("cln", "context"), (Phase("each"),))
+    net = tiny.network(learner)
+    zero = {"context": {"z": jnp.zeros(CONTEXT_SIZE)}}
+    params, tasks = tiny.parameters(net) | zero, tiny.tasks()
+    outer = OuterConfig(lr=0.1)
+    tx = meta_train.outer_optimizer(outer)
+
+    @jax.jit
+    def run(params, tasks):
+        support = tiny.first(meta_train.encode_tasks(params, tasks, net)).support
+        adapted, _ = adapt(params, support, network=net, learner=learner, tx=optax.sgd(0.3), ways=1)
+        grads, _ = meta_train.meta_grad(
+            params, tasks, network=net, learner=learner, inner=InnerConfig(), outer=outer, ways=1
+        )
+        state = TrainState(jnp.int32(0), params, tx.init(params))
+        return adapted, meta_train.apply_meta_grad(state, grads, tx).params, support.inputs
+
+    adapted, trained, stems = run(params, tasks)
+    tiny.assert_same(adapted["film"], params["film"])
+    assert np.any(adapted["context"]["z"])
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(trained))
+    for name, layer in trained["film"].items():
+        assert np.any(layer["bias"] != params["film"][name]["bias"]), name
+    assert not np.any(trained["context"]["z"])
+
+    assert net.stream_roles == ("cln", "context")
+    none = jnp.zeros((4, 0), jnp.int32), jnp.zeros((4, 0), bool)
+    learn = functools.partial(heads.learn_stream, network=after_stem(net), learning_rate=0.05)
+    learned = jax.jit(learn)(trained, stems, jnp.array([0, 0, 1, 1]), none)
+    for role in ("fen", "film", "context"):
+        tiny.assert_same(learned[role], trained[role])
+    assert np.any(learned["cln"]["hidden"]["kernel"] != trained["cln"]["hidden"]["kernel"])
 
 
 def test_reset_context_touches_nothing_else():

@@ -130,9 +130,9 @@ def test_equals_central_differences(learner, variant, dense, ways, steps, x64):
 def loss_by_hand(params, tasks, *, network, learner, tx):
     """The meta-loss of one task with an inner optimizer of one's choice."""
     encoded = tiny.first(meta_train.encode_tasks(params, tasks, network))
-    adapted, _ = adapt(params, encoded.support, network=network, learner=learner, tx=tx)
+    adapted, _ = adapt(params, encoded.support, network=network, learner=learner, tx=tx, ways=1)
     logits, label, mask = pooled_logits(
-        adapted, encoded.query.inputs, encoded.query, network=network, pooling="none"
+        adapted, encoded.query.inputs, encoded.query, network=network, pooling="none", ways=1
     )
     return losses.cross_entropy(logits, label, mask)
 
@@ -167,6 +167,7 @@ def test_is_second_order(name, x64):
 def grad_with(learner, net, params, tasks, **options):
     inner = dataclasses.replace(INNER, **options)
     settings = {"network": net, "learner": LEARNERS[learner], "inner": inner, "outer": OUTER}
+    settings["ways"] = 1
     return jax.jit(functools.partial(meta_train.meta_grad, **settings))(params, tasks)[0]
 
 
@@ -181,13 +182,13 @@ def test_first_order_is_the_gradient_at_the_adapted_parameters(name, first_order
         task = tiny.first(meta_train.encode_tasks(params, tasks, net))
         adapted, _ = adapt(
             params, task.support, network=net, learner=learner, tx=optax.sgd(INNER.lr),
-            weight=task.weight,
+            weight=task.weight, ways=1,
         )  # fmt: skip
 
         def query_loss(fast):
             merged = adapted | fast
             p = net.tail(merged, task.query.inputs)
-            rows = pooled_logits(merged, p, task.query, network=net, pooling="none")
+            rows = pooled_logits(merged, p, task.query, network=net, pooling="none", ways=1)
             return losses.cross_entropy(*rows)
 
         return jax.grad(query_loss)({role: adapted[role] for role in learner.fast})
@@ -207,6 +208,7 @@ def test_rematerialised_steps_give_the_same_gradient(name, x64):
 
 def loss_and_grad(name, net, params, tasks):
     settings = {"network": net, "learner": LEARNERS[name], "inner": INNER, "outer": OUTER}
+    settings["ways"] = 1
     loss = functools.partial(meta_train.meta_loss, **settings)
     (value, _), grad = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tasks)
     return value, {role: grad[role] for role in ("fen", "cln")}
@@ -248,7 +250,7 @@ def test_hoisted_equals_reencoded(name, dense, x64):
             def loss_fn(fast, batch, phase=phase):
                 merged = params | fast
                 p = net.encode(merged, batch.inputs)
-                rows = pooled_logits(merged, p, batch, network=net, pooling=phase.pool)
+                rows = pooled_logits(merged, p, batch, network=net, pooling=phase.pool, ways=1)
                 loss = losses.cross_entropy(*rows)
                 return loss, loss
 
@@ -256,7 +258,7 @@ def test_hoisted_equals_reencoded(name, dense, x64):
                 loss_fn, fast, inner_batches(support, phase), optax.sgd(INNER.lr)
             )
         p = net.encode(params, query.inputs)
-        rows = pooled_logits(params | fast, p, query, network=net, pooling="none")
+        rows = pooled_logits(params | fast, p, query, network=net, pooling="none", ways=1)
         return losses.cross_entropy(*rows)
 
     hoisted = functools.partial(loss_by_hand, network=net, learner=learner, tx=optax.sgd(INNER.lr))
@@ -283,7 +285,7 @@ def test_adam_inside_with_a_zero_gradient(x64):
     @jax.jit
     def forward(params):
         support = tiny.first(meta_train.encode_tasks(params, tasks, net)).support
-        return adapt(params, support, network=net, learner=learner, tx=optax.adam(0.01))
+        return adapt(params, support, network=net, learner=learner, tx=optax.adam(0.01), ways=1)
 
     adapted, info = forward(params)
     tiny.assert_same(adapted["attention"], params["attention"])

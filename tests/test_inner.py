@@ -11,8 +11,9 @@ import optax
 import pytest
 import tiny
 
-from meml_jax.config import InnerConfig
-from meml_jax.inner import adapt, inner_batches, inner_loop
+from meml_jax import meta_train
+from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax.inner import adapt, inner_batches, inner_loop, pooled_logits
 from meml_jax.learners import LEARNERS, Learner, Phase, get_learner
 from meml_jax.types import Batch, UserError
 
@@ -26,11 +27,11 @@ def support_of(net, params, *, rows=4, seed=0):
     return Batch(x, task.support.label, task.support.mask)
 
 
-def run(name, support, params, net, **options):
+def run(name, support, params, net, *, ways=1, **options):
     learner = tiny.learner_of(name)
     return jax.jit(
         lambda params, support: adapt(
-            params, support, network=net, learner=learner, tx=optax.sgd(LR), **options
+            params, support, network=net, learner=learner, tx=optax.sgd(LR), ways=ways, **options
         )
     )(params, support)
 
@@ -68,6 +69,40 @@ def test_adam_is_finite_at_a_zero_gradient():
     batches = Batch(jnp.zeros((2, 1, 2)), jnp.zeros((2, 1), int), jnp.ones((2, 1), bool))
     (fast, _), _ = inner_loop(quadratic, jnp.zeros(2), batches, optax.adam(LR))
     np.testing.assert_array_equal(fast, np.zeros(2))
+
+
+@pytest.mark.parametrize("start, real", [(0.0, True), (1.0, False)])
+def test_what_is_differentiated_through_adam_needs_eps_root(start, real):
+    """All gradients so far are exactly 0: of steps at the minimum, or of one that is padding."""
+    batches = Batch(jnp.zeros((2, 1, 2)), jnp.zeros((2, 1), int), jnp.array([[real], [True]]))
+
+    def masked(fast, batch):
+        loss = jnp.where(batch.mask[0], quadratic(fast, batch)[0], 0.0)
+        return loss, loss
+
+    def slope(tx):
+        run = lambda fast: jnp.sum(inner_loop(masked, fast, batches, tx)[0][0])  # noqa: E731
+        return jax.jit(jax.grad(run))(jnp.full(2, start))
+
+    assert np.all(np.isnan(slope(optax.adam(LR))))
+    assert np.all(np.isfinite(slope(optax.adam(LR, eps_root=1e-8))))
+
+
+def test_the_number_of_classes_must_be_said():
+    """With a default of 1 an episode would be pooled from one of its classes only."""
+    net = tiny.network("meml")
+    params = tiny.parameters(net)
+    support = support_of(net, params)
+    settings = {"network": net, "learner": LEARNERS["meml"]}
+    for call in (
+        lambda: adapt(params, support, tx=optax.sgd(LR), **settings),
+        lambda: pooled_logits(params, support.inputs, support, network=net, pooling="mean"),
+        lambda: meta_train.meta_loss(
+            params, tiny.tasks(), inner=InnerConfig(), outer=OuterConfig(), **settings
+        ),
+    ):
+        with pytest.raises(TypeError, match="'ways'"):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +323,7 @@ def test_weight_scales_the_inner_step():
     net = tiny.network("meml")
     params = tiny.parameters(net)
     support = support_of(net, params)
-    settings = {"network": net, "learner": LEARNERS["meml"]}
+    settings = {"network": net, "learner": LEARNERS["meml"], "ways": 1}
     weighted, info = adapt(params, support, tx=optax.sgd(LR), weight=0.25, **settings)
     slower, plain = adapt(params, support, tx=optax.sgd(0.25 * LR), **settings)
     tiny.assert_close(weighted, slower)

@@ -27,6 +27,6 @@ def test_first_order_changes_what_is_trained_and_remat_does_not(tmp_path):
         return [r["train/loss"] for r in programs.records(workdir) if "train/loss" in r]
 
     plain = losses(tmp_path / "plain")
-    assert losses(tmp_path / "remat", inner__remat="true") == pytest.approx(plain, rel=1e-4)
+    assert losses(tmp_path / "remat", inner__remat="true") == pytest.approx(plain, rel=1e-3)
     first = losses(tmp_path / "first", inner__first_order="true")
-    assert first != pytest.approx(plain, rel=1e-4)
+    assert first != pytest.approx(plain, rel=1e-3)

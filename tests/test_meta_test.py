@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -384,11 +385,57 @@ def test_a_point_says_all_that_it_rests_on(params, network):
     assert point != sgd_point(params, network, make_pool(seed=1), few, config, seed=1)
     assert point["num_classes"] == WAYS and point["runs"] == len(point["accuracies"]) == 3
     assert point["chance"] == 1 / WAYS and len(point["search_accuracy"]) == 2
-    for name in ("accuracy", "train_accuracy", "iid_accuracy"):
-        assert 0 <= point[name] <= 1
     assert sgd_point(params, network, make_pool(seed=1), few, settings(iid=False)) == point | {
         "iid_accuracy": None
     }
+
+
+def test_what_a_point_says_of_stream_and_order_is_by_hand(params, network):
+    test, config = make_pool(seed=1, noise=2.0), settings()
+    point = sgd_point(params, network, test, make_pool(seed=2), config)
+    keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(3)]
+    drawn = trajectories.draw_trajectories(keys[0], test, config, num_classes=WAYS, count=3)
+    ordered, shuffled = (
+        heads.sgd_outcomes(
+            params,
+            test.features,
+            drawn,
+            jax.random.split(keys[2], 3),
+            np.full(3, point["learning_rate"], np.float32),
+            network=network,
+            shuffled=shuffled,
+            reservoir=None,
+            runs_at_once=heads.runs_that_fit(1),  # the program of the point
+        )
+        for shuffled in (False, True)
+    )
+    found = [point[name] for name in ("accuracy", "train_accuracy", "iid_accuracy")]
+    expected = [np.mean(x) for x in (ordered.test, ordered.stream, shuffled.test)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert min(abs(a - b) for a, b in itertools.combinations(expected, 2)) > 0.02
+
+
+def test_a_point_may_lie_beyond_those_of_the_settings(params, network):
+    """More classes than any of `num_classes`: streams are drawn and padded to that number."""
+    test, validation = make_pool(seed=1), make_pool(seed=2)
+    few, enough = settings(num_classes=(2,)), settings(num_classes=(2, WAYS))
+    asked = [sgd_point(params, network, test, validation, config) for config in (few, enough)]
+    assert asked[0] == asked[1]
+    asked = [
+        meta_test.prototype_point(jax.random.key(0), test, config, num_classes=WAYS)
+        for config in (few, enough)
+    ]
+    assert asked[0] == asked[1]
+    with pytest.raises(AssertionError):  # the CLN has WAYS + 2 outputs
+        sgd_point(params, network, test, validation, few, num_classes=WAYS + 3)
+
+
+def test_memory_of_a_run_is_that_of_all_its_images(monkeypatch):
+    asked = []
+    monkeypatch.setattr(heads, "runs_that_fit", lambda n: asked.append(n) or 1)
+    config = settings(num_classes=(2, WAYS))
+    meta_test.prototype_point(jax.random.key(0), make_pool(), config, num_classes=2)
+    assert asked == [WAYS * (SHOTS + QUERIES) * WIDTH * 4]
 
 
 def test_classes_are_drawn_anew_each_run_or_once():

@@ -58,6 +58,7 @@ def test_loss_metrics_and_gradient_equal_the_plain_ones(
         "learner": LEARNERS[name],
         "inner": InnerConfig(lr=0.3, **options),
         "outer": OuterConfig(weight_on=weight_on),
+        "ways": 1,
     }
 
     def of(params, tasks):
@@ -82,6 +83,7 @@ def test_a_row_may_be_of_first_order_by_itself(x64):
     def grads(learner, **options):
         inner = InnerConfig(lr=0.3, **options)
         settings = {"network": net, "learner": learner, "inner": inner, "outer": OuterConfig()}
+        settings["ways"] = 1
         return jax.jit(functools.partial(meta_train.meta_grad, **settings))(params, tasks)[0]
 
     tiny.assert_same(grads(row), grads(LEARNERS["oml"], first_order=True))
@@ -94,7 +96,7 @@ def test_float32_losses_equal_to_a_millionth(monkeypatch):
     def of(params, tasks):
         return meta_train.meta_loss(
             params, tasks, network=net, learner=LEARNERS["oml"], inner=InnerConfig(),
-            outer=OuterConfig(),
+            outer=OuterConfig(), ways=1,
         )  # fmt: skip
 
     fast, plain = both(monkeypatch, of, params, tiny.tasks(image=tiny.CONV_IMAGE))
@@ -111,7 +113,7 @@ def test_the_steps_are_what_the_kernels_have_moved_by():
         params, support, network=net, learner=learner, options=options
     )
     plain, plain_info = inner.adapt(
-        params, support, network=net, learner=learner, options=options, tx=optax.sgd(0.3)
+        params, support, network=net, learner=learner, options=options, tx=optax.sgd(0.3), ways=1
     )
     tiny.assert_close(info.loss, plain_info.loss)
     tiny.assert_same(info.stepped, plain_info.stepped)

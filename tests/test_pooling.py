@@ -325,6 +325,7 @@ def meta_grad(options):
             learner=LEARNERS["meml"],
             inner=options,
             outer=OuterConfig(weight_on="inner"),  # the metric `loss` is then the meta-loss itself
+            ways=1,
         )
     )
     params = jax.tree.map(np.asarray, tiny.parameters(net, 0, np.float64))

@@ -190,7 +190,7 @@ def trace(request):
 @functools.partial(jax.jit, static_argnames=("network", "learner"))
 def _step(state, tasks, *, network, learner):
     """Everything that a trace records of a meta-step."""
-    settings = {"network": network, "learner": learner, "inner": InnerConfig()}
+    settings = {"network": network, "learner": learner, "inner": InnerConfig(), "ways": 1}
     settings["outer"] = OuterConfig(weight_on="inner")
     grads, metrics = meta_train.meta_grad(state.params, tasks, **settings)
 
@@ -205,6 +205,7 @@ def _step(state, tasks, *, network, learner):
             learner=learner,
             tx=optax.sgd(InnerConfig.lr),
             weight=tasks.weight[0],
+            ways=1,
         )
 
     # The parameters after each inner update: fewer phases, or fewer support images.
@@ -217,7 +218,7 @@ def _step(state, tasks, *, network, learner):
         stacked = jax.vmap(lambda m: adapted(dataclasses.replace(support, mask=m), learner)[0])
         fast = [jax.tree.map(lambda x, i=i: x[i], stacked(masks)) for i in range(count)]
     query_logits = [
-        pooled_logits(params, query.inputs, query, network=network, pooling="none")[0]
+        pooled_logits(params, query.inputs, query, network=network, pooling="none", ways=1)[0]
         for params in (state.params, *fast)
     ]
     alpha = None

@@ -190,7 +190,7 @@ def test_the_query_of_a_step_is_all_that_was_seen_before():
         grads, info = meta_train.meta_grad(
             params, meta_train.gather_images(images, dataclasses.replace(drawn, query=query)),
             network=network("oml"), learner=learner_of("oml"), inner=InnerConfig(lr=0.1),
-            outer=OUTER,
+            outer=OUTER, ways=1,
         )  # fmt: skip
         start = dataclasses.replace(before, params=params, reservoir=after.reservoir)
         return meta_train.apply_meta_grad(start, grads, meta_train.outer_optimizer(OUTER)), info

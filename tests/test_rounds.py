@@ -1,5 +1,6 @@
 """Clustering anew what the meta-trained FEN sees, and meta-training from the embedding's FEN."""
 
+import contextlib
 import dataclasses
 import shutil
 
@@ -16,7 +17,7 @@ from meml_jax.embeddings import contrastive, l2_normalize
 from meml_jax.layers import FEN
 from meml_jax.model import fresh_state, make_model, restore_params
 from meml_jax.settings import override
-from meml_jax.types import UserError
+from meml_jax.types import Dataset, Split, UserError
 
 
 def quiet(line):
@@ -44,6 +45,31 @@ def test_settings_that_cannot_be(values, message):
     with pytest.raises(UserError, match=message):
         rounds.check(override(Config(), values))
     rounds.check(Config())
+
+
+def test_what_is_shared_of_rounds_is_the_first_embedding_alone(tmp_path, monkeypatch):
+    done = []
+
+    def does(name):
+        return lambda *args, **options: done.append(name)
+
+    @contextlib.contextmanager
+    def around(stage, images):
+        done.append(f"{stage} of {images}: begun")
+        yield
+        done.append("ended")
+
+    monkeypatch.setattr(pseudo_labels, "embed", does("embed"))
+    monkeypatch.setattr(pseudo_labels, "cluster", does("cluster"))
+    monkeypatch.setattr(stages, "train", does("train"))
+    for name in ("make_model", "initial_fen", "_embed_again"):
+        monkeypatch.setattr(rounds, name, does(name))
+    config = override(Config(), {"clustering.rounds": 2})
+    part = Split(np.zeros((2, 6, 6, 1), np.uint8), np.zeros(2, np.int32), np.arange(2), ("a",))
+    data = Dataset("mine", part, part, part, "hash")
+    programs.program().do_stages(config, data, tmp_path, "embed", around)
+    later = ["cluster", "make_model", "initial_fen", "train", "_embed_again"]
+    assert done == ["embed of hash: begun", "embed", "ended", *later]
 
 
 FIELDS = {"clustering.rounds": 2, "train.steps": 20, "tasks.num_buckets": 1}

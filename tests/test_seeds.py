@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 
@@ -11,7 +12,9 @@ import pytest
 
 from meml_jax import environment, report, seeds
 from meml_jax.config import Config
+from meml_jax.results import points_version, product_versions
 from meml_jax.settings import override
+from meml_jax.types import Dataset, Split
 
 # True classes have the same sizes whatever the seed, so the training is compiled once.
 TINY = {
@@ -95,6 +98,24 @@ def test_one_seed_is_the_workdir_itself(tmp_path):
     assert several == [
         (config, tmp_path / "seed7"), (override(config, {"seed": 8}), tmp_path / "seed8"),
     ]  # fmt: skip
+
+
+def test_results_of_another_version_are_not_finished(tmp_path):
+    config = override(Config(), {"embedding.name": "acai"})
+    part = Split(np.zeros((2, 6, 6, 1), np.uint8), np.zeros(2, np.int32), np.arange(2), ("a",))
+    data = Dataset("mine", part, part, part, "hash")
+    found = {
+        "config": dataclasses.asdict(config), "points_version": points_version(config),
+        "content_hash": "hash", "test_hash": None,
+    }  # fmt: skip
+
+    def is_finished(**fields):
+        (tmp_path / "results.json").write_text(json.dumps(found | fields))
+        return seeds.finished(config, data, tmp_path, files=("results.json",)) is not None
+
+    assert is_finished() and is_finished(product_versions=product_versions(config))
+    assert not is_finished(product_versions={"embedding": 1})
+    assert not is_finished(points_version=-1) and not is_finished(content_hash="other")
 
 
 @pytest.mark.slow

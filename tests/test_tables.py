@@ -25,6 +25,7 @@ from meml_jax import (
     comparison,
     files,
     paper,
+    pseudo_labels,
     sharing,
     stored_results,
     table_figures,
@@ -33,11 +34,13 @@ from meml_jax import (
     tables,
 )
 from meml_jax.config import Config
-from meml_jax.results import points_version
+from meml_jax.data import datasets
+from meml_jax.model import INIT_VERSION
+from meml_jax.results import points_version, product_versions
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice
 from meml_jax.types import UserError
-from meml_jax.workdir import open_workdir
+from meml_jax.workdir import check_same_training, open_workdir
 
 ROOT = programs.ROOT
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "tables").glob("*.py"))
@@ -360,7 +363,10 @@ def test_report(stored):
     assert "± of two seeds is that of their mean, over the runs of each." in text
     assert cells(text, "MEML mean")[:5] == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
     assert cells(text, "MEML RS")[3:5] == ["- (paper 81.6)", "- (paper 56.4)"]
-    assert cells(text, "baseline: raw pixels")[:3] == ["-", "0", "2"]
+    # One with the seeds of each row, as they decide on what is tested.
+    for rows, seeds, runs in (("oracle_oml, oml", "0", "2"), ("meml", "0, 1", "4")):
+        title = f"baseline: raw pixels (test classes of omniglot, beside {rows})"
+        assert cells(text, title)[:3] == ["-", seeds, runs]
     assert cells(text, "chance")[3:5] == ["10.0", "2.0"]
     # The oracle's prototype head is as good as theirs, and not in bold.
     assert cells(text, "Oracle OML, prototype head")[3].startswith("85.0")
@@ -386,6 +392,48 @@ def test_report(stored):
     every = "--rows=meml --seeds=0,1 --data_root=DIR --budget=short"
     assert f"    python experiments/tables.py --table=omniglot {every}\n" in text
     assert (stored / "omniglot" / "figures" / "accuracy.png").stat().st_size > 10_000
+
+
+def test_baselines_stand_beside_the_rows_that_are_tested_likewise():
+    rows = {"oracle_oml_cifar100": "a", "oracle_meml_mini_imagenet": "b", "meml_mini_imagenet": "b"}
+    pixels, found = {"a": (0.5, 0.6), "b": (0.2, 0.3)}, {}
+    for row, where in rows.items():
+        config = settings("ood", row, "short")
+        hashes = {"content_hash": row, "test_hash": config.test_data.name and "cifar"}
+        images = results(config, sgd=(0.4, 0.4), pixels=pixels[where], **hashes)
+        found[row] = {0: images}
+    configs = {row: settings("ood", row) for row in table("ood").rows}
+
+    def baselines():
+        lines = comparison.make_lines(table("ood"), configs, found)
+        shown = [line for line in lines if line.kind == "baseline" and line.part == "CIFAR-100"]
+        return {line.title: round(line.cells[10].accuracy, 3) for line in shown}
+
+    title = "baseline: raw pixels"
+    both = {f"{title} (all classes of cifar100)": 0.25, f"{title} (test classes of cifar100)": 0.55}
+    assert baselines() == both and list(baselines()) == list(both)  # of most rows first
+    # Another number of runs is another test.
+    other = override(settings("ood", "meml_mini_imagenet", "short"), {"test.runs": 7})
+    same_images = {"content_hash": "meml_mini_imagenet", "test_hash": "cifar"}
+    found["meml_mini_imagenet"] = {0: results(other, sgd=(0.4, 0.4), **same_images)}
+    assert set(baselines()) == {
+        f"{title} (test classes of cifar100)",
+        f"{title} (all classes of cifar100, beside oracle_meml_mini_imagenet)",
+        f"{title} (all classes of cifar100, beside meml_mini_imagenet)",
+    }
+    del found["oracle_meml_mini_imagenet"], found["meml_mini_imagenet"]
+    assert baselines() == {title: 0.55}
+
+
+@pytest.mark.parametrize("field", ["network.channels", "network.hidden"])
+def test_the_cost_of_a_narrower_network_is_not_put_beside_the_papers(field):
+    for values, last in (({}, "0.743 GB"), ({field: 64}, "-")):
+        config = override(settings("omniglot", "meml", "short"), values)
+        found = {"meml": {0: results(config, sgd=(0.5, 0.5))}}
+        configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+        lines = comparison.make_lines(table("omniglot"), configs, found)
+        [row] = table_sheets.make_sheets(lines)[-1].rows
+        assert row[-1] == last, row
 
 
 def test_the_page_shows_the_attention_of_a_training(stored):
@@ -589,14 +637,17 @@ def test_a_block_of_a_document(stored, undrawn):
     assert code == 2 and "and after it one `<!-- end omniglot -->`" in err
 
 
-def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn):
-    path = stored / "doc.md"
+def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, monkeypatch):
+    path, reads = stored / "doc.md", []
+    read_kept = stored_results.read_kept
+    monkeypatch.setattr(stored_results, "read_kept", lambda f: reads.append(f) or read_kept(f))
     flags = ("--table=omniglot", "--report_only", f"--write_docs={path}", "--label=Narrow, 1,000")
     config = override(settings("omniglot", "meml", "short", 0), {"data.dir": "/home/me/data"})
     meml = stored / "omniglot" / "meml"
     (meml / "seed0" / "results.json").write_text(json.dumps(results(config, sgd=(0.85, 0.85))))
     assert call(*flags, f"--results={stored}")[0] == 0
     first, kept = path.read_text(), stored / "doc" / "Narrow, 1,000"
+    assert len(reads) == 2  # before the work, and after it
     assert cells(first, "MEML")[1] == "0, 1" and cells(first, "meml")[4] == "40"
     assert not any("/home/me" in file.read_text() for file in kept.rglob("*.json"))
     # From these alone; and with what another results folder has, of which the first is gone.
@@ -725,6 +776,28 @@ def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_pat
     assert not program().finished(from_dict(json.loads(path.read_text())["config"]), path.parent)
 
 
+def test_results_of_another_version_of_the_embedding_are_not_finished(tmp_path, undrawn):
+    config = settings("omniglot", "meml", "short")
+    folder = tmp_path / "omniglot" / "meml" / "seed0"
+    folder.mkdir(parents=True)
+    (folder / "report.md").touch()
+
+    def is_finished(**fields):
+        stored = results(config, sgd=(0.5, 0.5), **fields)
+        (folder / "results.json").write_text(json.dumps(stored))
+        return program().finished(config, folder)
+
+    assert product_versions(config) == {"embedding": 2}  # of ACAI
+    assert is_finished() and is_finished(product_versions={"embedding": 2})
+    assert not is_finished(product_versions={"embedding": 1})
+    code, out, _ = call("--table=omniglot", f"--results={tmp_path}", "--report_only")
+    assert code == 0 and "results.json (of an embedding of an earlier version" in out
+    oracle = override(config, {"tasks.labels": "true"})
+    assert product_versions(oracle) == {}
+    start = {"train.init": "embedding", "embedding.name": "contrastive"}
+    assert product_versions(override(oracle, start)) == {"embedding": 1, "init": INIT_VERSION}
+
+
 def test_rows_of_another_process_are_left_to_it(tmp_path, mini, done):
     flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=oracle,meml")
     with files.lock(tmp_path / "mini" / "oracle" / ".seed0.lock") as ours:
@@ -769,6 +842,14 @@ def test_what_is_shared():
     assert not same("train", learner="meml") and not same("train", train__steps=3)
     oracle = override(base, {"tasks.labels": "true"})
     assert sharing.key("embed", oracle) is None and sharing.key("train", oracle)
+    # True classes are what they are, whatever an embedding and its clusters would be.
+    other = {"embedding.name": "acai", "embedding.dim": 3, "clustering.num_clusters": 5}
+    unused = override(oracle, other)
+    assert sharing.key("train", unused) == sharing.key("train", oracle)
+    start = {"train.init": "embedding"}
+    assert sharing.key("train", override(unused, start)) != sharing.key(
+        "train", override(oracle, start)
+    )
     assert sharing.key("test", base) is None
     rounds = override(base, {"clustering.rounds": 2})
     assert sharing.key("embed", rounds) and not sharing.key("train", rounds)
@@ -811,6 +892,56 @@ def test_a_finished_sibling_gives_all_that_is_the_same(tmp_path, sibling, capsys
     assert find("train", images, config) == second
     (workdir / "tasks.npz").unlink()
     assert find("train", images, config) is None
+
+
+def test_an_embedding_of_other_images_is_not_copied(tmp_path, sibling):
+    config = programs.stored_config(sibling)
+    images = programs.results(sibling)["content_hash"]
+    workdir = tmp_path / "results" / "two" / "row" / "seed0"
+    find = functools.partial(sharing.find, "embed", workdir=workdir, results=tmp_path / "results")
+    assert find(images, config) == sibling
+    assert find("other images", config) is None
+    path = sibling / "embedding.json"
+    made = json.loads(path.read_text())
+    del made["content_hash"]  # as an earlier version has left it
+    path.write_text(json.dumps(made))
+    assert find(images, config) is None
+    # In its own workdir it is reused.
+    said = []
+    data = datasets.load(config.data, report=lambda line: None)
+    pseudo_labels.embed(config, data, sibling, said.append)
+    assert said == [f"embed: reuses {sibling / 'embeddings.npz'}"]
+
+
+def test_a_stopped_training_holds_the_lock_when_it_goes_on(tmp_path, sibling):
+    results_ = tmp_path / "results"
+    config = programs.stored_config(sibling)
+    digest = programs.results(sibling)["content_hash"]
+    path = sharing._lock_path(results_, "train", sharing.key("train", config))
+    longer = override(config, {"train.steps": 60})
+    assert {p.name for p in (sibling / "checkpoints").iterdir() if p.name.isdigit()} >= {"40"}
+    for settings_, held in ((config, False), (longer, True)):
+        with sharing.around(
+            "train", digest, config=settings_, workdir=sibling, results=results_, say=print
+        ):
+            lock_path = sharing._lock_path(results_, "train", sharing.key("train", settings_))
+            with files.lock(lock_path) as ours:
+                assert ours != held
+    with files.lock(path):
+        assert not sharing.busy(config, sibling, results_)
+        (sibling / "checkpoints" / "40").rename(sibling / "checkpoints" / "39")
+        assert sharing.busy(config, sibling, results_)
+
+
+def test_a_workdir_of_true_classes_is_tied_to_no_embedding(tmp_path):
+    (tmp_path / "checkpoints" / "1").mkdir(parents=True)
+    oracle = override(Config(), {"tasks.labels": "true"})
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(oracle)))
+    other = {"embedding.name": "acai", "clustering.num_clusters": 5}
+    check_same_training(tmp_path, override(oracle, other))
+    for more in ({"tasks.labels": "clusters"}, {"train.init": "embedding"}, {"seed": 1}):
+        with pytest.raises(UserError, match=f"{next(iter(more))} is "):
+            check_same_training(tmp_path, override(oracle, other | more))
 
 
 def test_what_does_not_fit_is_made_anew(tmp_path, sibling, capsys):

@@ -56,6 +56,14 @@ def test_table_groups_positions_and_drops_small_clusters():
         np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(labels == label))
 
 
+def test_a_label_that_nothing_has_gets_an_empty_row():
+    table = tasks.group_positions(np.array([2, 0, 2, -1, 5, 2]), np.arange(4))
+    np.testing.assert_array_equal(table.size, [1, 0, 3, 0])
+    np.testing.assert_array_equal(table.start, [0, 1, 1, 4])
+    np.testing.assert_array_equal(table.index, [1, 0, 2, 5])
+    assert all(x.dtype == np.int32 for x in (table.index, table.start, table.size))
+
+
 @pytest.mark.parametrize("min_size", [1, 0, 11])
 def test_table_refuses(min_size):
     with pytest.raises(UserError, match="tasks.min_size"):

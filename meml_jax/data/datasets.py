@@ -17,7 +17,7 @@ import difflib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,6 @@ from meml_jax.data import (
 from meml_jax.data.listing import Report
 from meml_jax.data.readers import Progress
 from meml_jax.data.splits import (
-    PART_NAMES,
     Tables,
     check,
     complete,
@@ -113,6 +112,7 @@ def load(
     if test is None or test.name is None:
         return Dataset(config.name, train, validation, own_test, digest, note=note)
     other, other_digest, other_note = _load_other(config, test, report=report, progress=progress)
+    _check_unseen(config, test, (train, validation), other, report=report)
     return Dataset(
         f"{config.name}_{test.name}",
         train,
@@ -161,16 +161,15 @@ def _load_other(
 ) -> tuple[Split, str, str]:
     """Load all classes of another set, 2 or more, as a test part: (part, digest, note)."""
     assert test.name is not None
-    if (test.name, test.dir) == (config.name, config.dir):
+    fields = {f.name: getattr(test, f.name) for f in dataclasses.fields(test)}
+    other_config = dataclasses.replace(config, **fields)
+    if sources.same_place(config, other_config):
         raise UserError(
             f"test_data.name, test_data.dir: got the training set, {test.name} in {test.dir}; "
             "expected another set, or test_data.name=None for the set's own test classes"
         )
-    fields = {f.name: getattr(test, f.name) for f in dataclasses.fields(test)}
     try:
-        other_config, tables = _load_tables(
-            dataclasses.replace(config, **fields), report=report, progress=progress
-        )
+        other_config, tables = _load_tables(other_config, report=report, progress=progress)
         _check_disjoint(other_config, tables)
         other = pool(tables.values(), prefix=f"{test.name}/")
         check(other_config, "test", other)
@@ -185,6 +184,43 @@ def _load_other(
         f"{digest[:12]}"
     )
     return other, digest, _report_part(other_config, tables, report)
+
+
+SEEN = 0.01
+"""Share of a set for the test that may be training or validation images; published sets have a few
+images twice, and some in common."""
+
+
+def _check_unseen(
+    config: DataConfig,
+    test: TestDataConfig,
+    own: Sequence[Split],
+    other: Split,
+    *,
+    report: Report,
+) -> None:
+    """Refuse a set for the test that is made of images of the training set, byte for byte.
+
+    So the same files under another name are found, such as a copy of the folder.
+    """
+    known = {_of_image(image) for part in own for image in part.images}
+    seen = [id_ for x, id_ in zip(other.images, other.ids, strict=True) if _of_image(x) in known]
+    if not seen:
+        return
+    found = (
+        f"{len(seen)} of {len(other.ids)} images of {test.name}, such as {seen[0]}, are training "
+        f"or validation images of {config.name}"
+    )
+    if len(seen) > SEEN * len(other.ids):
+        raise UserError(
+            f"test_data.name, test_data.dir: got {found}; expected another set, or "
+            "test_data.name=None for the set's own test classes"
+        )
+    report(f"WARNING: {found}")
+
+
+def _of_image(image: np.ndarray) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
 
 
 def _digest(parts: Mapping[str, Split]) -> str:
@@ -277,18 +313,8 @@ def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Ta
     With files for the parts, Y may be missing in train.npz, and equal labels in two files are
     different classes.
     """
-    root = sources.root(config)
-    paths = [root] if root.is_file() else sorted(root.glob("*.npz"))
-    named = {PART_NAMES[p.stem.lower()]: p for p in paths if p.stem.lower() in PART_NAMES}
-    if not {"train", "test"} <= set(named):
-        if len(paths) != 1:
-            raise UserError(
-                f"data.dir: got {[p.name for p in paths]} in {root}, expected one npz, "
-                "or train.npz, test.npz and perhaps validation.npz"
-            )
-        named = {"all": paths[0]}
     tables = {}
-    for part, path in named.items():
+    for part, path in sources.npz_parts(config).items():
         x, y, z = arrays.read_npz(path, image_size=config.image_size, channels=config.channels)
         if y is None and part != "train":
             raise UserError(f"{path}: got no labels Y; they may be absent in train.npz only")

@@ -80,12 +80,13 @@ def unpack(archive: Path, member: str, *, report: Callable[[str], None] = print)
       report: called with one line before.
 
     Returns:
-      The folder.
+      The folder; where another process has made it meanwhile, that one.
 
     Raises:
       UserError: it is no complete tar archive, has no such folder, or the disk cannot be written.
     """
     target = archive.parent / member
+    before = target.exists()
     report(f"unpacking {archive} to {target}")
     try:
         with (
@@ -93,7 +94,11 @@ def unpack(archive: Path, member: str, *, report: Callable[[str], None] = print)
             tempfile.TemporaryDirectory(dir=archive.parent, prefix=".unpack") as temporary,
         ):
             tar.extractall(temporary, filter="data")  # refuses paths that lead out of the folder
-            os.replace(Path(temporary, member), target)
+            try:
+                os.replace(Path(temporary, member), target)
+            except OSError:
+                if before or not target.is_dir():
+                    raise
     except (OSError, EOFError, tarfile.TarError) as error:
         reason = str(error).split("\n")[0].rstrip(":- ")
         raise UserError(

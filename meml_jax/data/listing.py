@@ -85,6 +85,12 @@ def open_files(files: Sequence[ImageFile]) -> Iterator[Callable[[ImageFile], byt
         yield content
 
 
+def stamp(path: Path) -> str:
+    """Path, size and time of last change of a file; its content is not read."""
+    status = path.stat()
+    return f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
+
+
 def open_zip(path: Path) -> zipfile.ZipFile:
     """Open an archive, or say what the file is instead."""
     try:
@@ -129,9 +135,7 @@ def _list_folder(root: Path, only: Collection[str] | None) -> Iterator[ImageFile
         for name in filter(_is_image, names):
             path = Path(base, name)
             if path.is_file():  # not a link to nothing
-                status = path.stat()
-                stamp = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
-                yield ImageFile(_id((below / name).as_posix()), path, None, stamp)
+                yield ImageFile(_id((below / name).as_posix()), path, None, stamp(path))
 
 
 def _list_zip(path: Path) -> Iterator[ImageFile | str]:
@@ -146,8 +150,8 @@ def _list_zip(path: Path) -> Iterator[ImageFile | str]:
     inside = all(name.split("/")[0] == path.stem for _, name in members)
     for info, name in members:
         id_ = _id(name if inside else f"{path.stem}/{name}")
-        stamp = f"{info.CRC:08x} {info.file_size}"
-        yield id_ if info.is_dir() else ImageFile(id_, path, info.filename, stamp)
+        checksum = f"{info.CRC:08x} {info.file_size}"
+        yield id_ if info.is_dir() else ImageFile(id_, path, info.filename, checksum)
 
 
 def _visible(name: str) -> bool:

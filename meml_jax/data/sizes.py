@@ -36,9 +36,9 @@ _GREY = 4.0  # channels that differ by less than this on the average are grey sa
 def resolve(config: DataConfig, *, report: Report) -> DataConfig:
     """Fill in `image_size` and `channels` where they are 0, and say what was chosen.
 
-    A published set gets the size of the paper. Otherwise up to 200 images are looked at: 1 channel
-    where all are grey, else 3; 28 pixels where all are grey and the median shorter side is at most
-    112 pixels (small drawings), else 84.
+    A published set gets the size of the paper. Otherwise up to 200 images are looked at, of each
+    npz if they come so: 1 channel where all are grey, else 3; 28 pixels where all are grey and the
+    median shorter side is at most 112 pixels (small drawings), else 84.
 
     Raises:
       UserError: values out of range, or no files to look at.
@@ -53,11 +53,11 @@ def resolve(config: DataConfig, *, report: Report) -> DataConfig:
     if config.name in PUBLISHED:
         (size, channels), why = PUBLISHED[config.name], "as in the paper"
     else:
-        root = sources.root(config)
         if config.name == "npz":
-            side, grey = _look_at_arrays(root)
+            side, grey = _look_at_arrays([*sources.npz_parts(config).values()])
         else:
-            side, grey = _look_at_files(listing.list_images(root, report=lambda line: None))
+            files = listing.list_images(sources.root(config), report=lambda line: None)
+            side, grey = _look_at_files(files)
         size = SMALL if grey and side <= _SMALL_SIDE else LARGE
         channels = 1 if grey else 3
         why = f"{'grey' if grey else 'colour'} images, median shorter side {side:g} pixels"
@@ -86,13 +86,17 @@ def _look_at_files(files: Sequence[ImageFile]) -> tuple[float, bool]:
     return (float(np.median(sides)), grey) if sides else (SMALL, True)
 
 
-def _look_at_arrays(root: Path) -> tuple[float, bool]:
-    """Look at the arrays X of npz files: (shorter side, whether they are grey)."""
-    path = root if root.is_file() else next(iter(sorted(root.glob("*.npz"))), root)
-    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as stored:
-        x = stored["X"]
-        return min(x.shape[1:3]), x.shape[3:] != (3,) or _is_grey(x[:_SAMPLE])
-    return SMALL, True  # `arrays.read_npz` says what is wrong
+def _look_at_arrays(paths: Sequence[Path]) -> tuple[float, bool]:
+    """Look at a sample of the array X of each npz: (median shorter side, whether all are grey)."""
+    sides, grey = [], True
+    for path in paths:
+        # `arrays.read_npz` says what is wrong.
+        with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as stored:
+            x = stored["X"]
+            sides.append(min(x.shape[1:3]))
+            sample = x[:: max(1, math.ceil(len(x) / _SAMPLE))]
+            grey &= x.shape[3:] != (3,) or all(map(_is_grey, sample))
+    return (float(np.median(sides)), grey) if sides else (SMALL, True)
 
 
 def _is_grey(image: np.ndarray) -> bool:

@@ -13,12 +13,14 @@ from meml_jax.config import DataConfig
 from meml_jax.data import arrays, cache, listing, readers
 from meml_jax.data.listing import ImageFile, Report
 from meml_jax.data.readers import Progress
-from meml_jax.data.splits import first_of_each, table
+from meml_jax.data.splits import PART_NAMES, first_of_each, table
 from meml_jax.files import expand_home
 from meml_jax.types import Split, UserError
 
 Layout = Mapping[str, Mapping[str, str]]
 """{part: {id: class}}; the class is empty where the images of a part are unlabelled."""
+
+stamp = listing.stamp
 
 
 def root(config: DataConfig) -> Path:
@@ -28,6 +30,35 @@ def root(config: DataConfig) -> Path:
             f"data.dir: got {config.dir}, expected a folder or file that exists ({config.name})"
         )
     return path
+
+
+def npz_parts(config: DataConfig) -> dict[str, Path]:
+    """Find the npz files of a set, by part: train, test and perhaps validation; or one, all.
+
+    Raises:
+      UserError: data.dir does not exist, or has other npz files.
+    """
+    folder = root(config)
+    paths = [folder] if folder.is_file() else sorted(folder.glob("*.npz"))
+    named = {PART_NAMES[p.stem.lower()]: p for p in paths if p.stem.lower() in PART_NAMES}
+    if {"train", "test"} <= set(named):
+        return named
+    if len(paths) != 1:
+        raise UserError(
+            f"data.dir: got {[p.name for p in paths]} in {folder}, expected one npz, "
+            "or train.npz, test.npz and perhaps validation.npz"
+        )
+    return {"all": paths[0]}
+
+
+def same_place(one: DataConfig, other: DataConfig) -> bool:
+    """Tell whether two sets of one name are the same files, however their folders are written."""
+
+    def resolved(config: DataConfig) -> Path:
+        own = cache.folder(config.cache_dir) / config.name
+        return (expand_home(config.dir) if config.dir else own).resolve()
+
+    return one.name == other.name and resolved(one) == resolved(other)
 
 
 def place(config: DataConfig) -> Path:
@@ -138,12 +169,6 @@ def cached(
     if store():
         cache.store(path, report=report, images=images)
     return images
-
-
-def stamp(path: Path) -> str:
-    """Path, size and time of last change of a file; its content is not read."""
-    status = path.stat()
-    return f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
 
 
 def array_table(
