@@ -15,6 +15,7 @@ from jax import lax
 from meml_jax import devices, film, pooling, rehearsal
 from meml_jax.chunks import in_chunks
 from meml_jax.inner import inner_step, rows_loss
+from meml_jax.keys import keys_of_run
 from meml_jax.meta_train import to_float
 from meml_jax.networks import Network, after_stem, reset_class_rows
 from meml_jax.orders import random_order
@@ -35,25 +36,6 @@ class Outcome(NamedTuple):
 
     test: Array
     stream: Array
-
-
-class RunKeys(NamedTuple):
-    """Random keys of one run.
-
-    Attributes:
-      outputs: of the initial output layer.
-      order: of the stream where it is shuffled.
-      reservoir: of rehearsal.
-    """
-
-    outputs: Array
-    order: Array
-    reservoir: Array
-
-
-def run_keys(key: Array) -> RunKeys:
-    """Split the key of a run."""
-    return RunKeys(*jax.random.split(key, 3))
 
 
 def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
@@ -214,7 +196,7 @@ def _sgd_chunk(
     """Learn and judge some runs side by side."""
 
     def run(trajectory: Trajectory, key: Array, learning_rate: Array) -> Outcome:
-        own = run_keys(key)
+        own = keys_of_run(key)
         everything = jnp.arange(network.num_classes)
         start = reset_class_rows(own.outputs, params, everything, reset_bias=True)
         rows = jnp.arange(len(trajectory.stream))

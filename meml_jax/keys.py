@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 
 from meml_jax.types import Array
@@ -13,3 +15,22 @@ PURPOSES = ("embed", "cluster", "train", "test", "validate", "init")
 def key_for(purpose: str, seed: int) -> Array:
     """Return the key of one purpose: what one draws does not depend on what another has drawn."""
     return jax.random.fold_in(jax.random.key(seed), PURPOSES.index(purpose))
+
+
+class RunKeys(NamedTuple):
+    """Random keys of one run of the meta-test.
+
+    Attributes:
+      outputs: of the initial output layer.
+      order: of the stream where it is shuffled.
+      reservoir: of rehearsal.
+    """
+
+    outputs: Array
+    order: Array
+    reservoir: Array
+
+
+def keys_of_run(key: Array) -> RunKeys:
+    """Split the key of a run of the meta-test."""
+    return RunKeys(*jax.random.split(key, 3))

@@ -18,8 +18,8 @@ import optax
 from jax import lax
 
 from meml_jax import pooling, rehearsal
-from meml_jax.heads import run_keys
 from meml_jax.inner import inner_step, rows_loss
+from meml_jax.keys import keys_of_run
 from meml_jax.networks import Network, reset_class_rows
 from meml_jax.types import Array, Batch, Params
 
@@ -118,7 +118,7 @@ def init(
 def _draw_outputs(params: Params, seed: Array) -> Params:
     """Draw the output layer as a run of the meta-test with that key does."""
     everything = jnp.arange(params["cln"]["output"]["bias"].shape[0])
-    key = run_keys(jax.random.key(seed)).outputs
+    key = keys_of_run(jax.random.key(seed)).outputs
     return reset_class_rows(key, params, everything, reset_bias=True)
 
 
@@ -193,7 +193,7 @@ def _descend(
     memory = stream.memory
     if memory is not None:
         ((old_rows, old_labels), real), memory = rehearsal.replay_beside(
-            run_keys(jax.random.key(stream.seed)).reservoir,
+            keys_of_run(jax.random.key(stream.seed)).reservoir,
             memory,
             (feature, labels[0]),
             num_replayed,

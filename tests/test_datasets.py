@@ -18,7 +18,7 @@ from PIL import Image
 from meml_jax import choices, task_spec, tasks, types, workdir
 from meml_jax import config as schema
 from meml_jax.config import Config, DataConfig, TasksConfig
-from meml_jax.data import arrays, datasets, download, sizes, sources
+from meml_jax.data import arrays, datasets, download, overlap, sizes, sources
 from meml_jax.settings import flatten, override
 from meml_jax.types import UserError
 
@@ -750,7 +750,7 @@ def test_a_copy_of_the_training_set_is_no_other_set(tmp_path, lines, monkeypatch
     data = load(own, name="folder")
     shutil.copy(own / str(data.train.ids[0]), other / "c0" / "0.png")
     test = dataclasses.replace(test, dir=str(other))
-    monkeypatch.setattr(datasets, "SEEN", 1 / 24)
+    monkeypatch.setattr(overlap, "SEEN", 1 / 24)
     assert counts(load(own, lines, test=test, name="folder"))[2] == (8, 24)
     found = "1 of 24 images of folder, such as folder/c0/0.png, are training or validation images"
     assert f"WARNING: {found} of folder" in lines

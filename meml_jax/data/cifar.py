@@ -85,7 +85,7 @@ def _arrays(
             )
         pixels.append(x.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         classes |= {f"{part}/{names[k]}/{i:05d}": str(names[k]) for i, k in enumerate(labels)}
-    stamps = [sources.stamp(path) for path in found.values()]
+    stamps = [listing.stamp(path) for path in found.values()]
     x = np.concatenate(pixels)
     return sources.array_table(x, classes, config, stamps=stamps, report=report, progress=progress)
 

@@ -17,7 +17,7 @@ import difflib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from meml_jax.data import (
     glyphs,
     listing,
     omniglot,
+    overlap,
     photographs,
     sizes,
     sources,
@@ -112,7 +113,7 @@ def load(
     if test is None or test.name is None:
         return Dataset(config.name, train, validation, own_test, digest, note=note)
     other, other_digest, other_note = _load_other(config, test, report=report, progress=progress)
-    _check_unseen(config, test, (train, validation), other, report=report)
+    overlap.check(config.name, (train, validation), test.name, other, report=report)
     return Dataset(
         f"{config.name}_{test.name}",
         train,
@@ -184,43 +185,6 @@ def _load_other(
         f"{digest[:12]}"
     )
     return other, digest, _report_part(other_config, tables, report)
-
-
-SEEN = 0.01
-"""Share of a set for the test that may be training or validation images; published sets have a few
-images twice, and some in common."""
-
-
-def _check_unseen(
-    config: DataConfig,
-    test: TestDataConfig,
-    own: Sequence[Split],
-    other: Split,
-    *,
-    report: Report,
-) -> None:
-    """Refuse a set for the test that is made of images of the training set, byte for byte.
-
-    So the same files under another name are found, such as a copy of the folder.
-    """
-    known = {_of_image(image) for part in own for image in part.images}
-    seen = [id_ for x, id_ in zip(other.images, other.ids, strict=True) if _of_image(x) in known]
-    if not seen:
-        return
-    found = (
-        f"{len(seen)} of {len(other.ids)} images of {test.name}, such as {seen[0]}, are training "
-        f"or validation images of {config.name}"
-    )
-    if len(seen) > SEEN * len(other.ids):
-        raise UserError(
-            f"test_data.name, test_data.dir: got {found}; expected another set, or "
-            "test_data.name=None for the set's own test classes"
-        )
-    report(f"WARNING: {found}")
-
-
-def _of_image(image: np.ndarray) -> bytes:
-    return hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
 
 
 def _digest(parts: Mapping[str, Split]) -> str:

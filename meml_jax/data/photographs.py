@@ -215,5 +215,5 @@ def _cached_pickle(
         raise UserError(f"{path}: class_dict has not each of the {len(x)} images once")
     classes = {f"{part}/{name}/{i:05d}": name for i, name in rows}
     return sources.array_table(
-        x, classes, config, stamps=[sources.stamp(path)], report=report, progress=progress
+        x, classes, config, stamps=[listing.stamp(path)], report=report, progress=progress
     )

@@ -20,8 +20,6 @@ from meml_jax.types import Split, UserError
 Layout = Mapping[str, Mapping[str, str]]
 """{part: {id: class}}; the class is empty where the images of a part are unlabelled."""
 
-stamp = listing.stamp
-
 
 def root(config: DataConfig) -> Path:
     """Return data.dir, which must exist."""
