@@ -162,11 +162,12 @@ def records(workdir):
 CLOCKS = ("seconds", "compile_seconds", "steps_per_second", "peak_bytes")
 
 
-def without_clocks(value):
-    """Drop what depends on the speed of the machine from what a run stores as JSON."""
+def without_circumstances(value):
+    """Drop from what a run stores as JSON how fast the machine was, and the commit it ran at."""
     if isinstance(value, dict):
-        return {k: without_clocks(v) for k, v in value.items() if k not in CLOCKS}
-    return [without_clocks(v) for v in value] if isinstance(value, list) else value
+        left = value.keys() - {*CLOCKS, "commit"}
+        return {k: without_circumstances(v) for k, v in value.items() if k in left}
+    return [without_circumstances(v) for v in value] if isinstance(value, list) else value
 
 
 def results(workdir):

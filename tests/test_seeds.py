@@ -171,7 +171,7 @@ def test_each_seed_is_the_run_of_that_seed(tmp_path):
     programs.succeed(tmp_path / "both", call=run, seed=3, seeds=2)
     programs.succeed(tmp_path / "alone", call=run, seed=4)
     found, expected = (
-        programs.without_clocks(programs.results(tmp_path / folder))
+        programs.without_circumstances(programs.results(tmp_path / folder))
         for folder in ("both/seed4", "alone")
     )
     assert found == expected

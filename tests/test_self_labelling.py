@@ -279,7 +279,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(images, trained, tmp_path, name, e
     tiny.assert_same(saved(tmp_path, config), saved(folder, config))
     assert records(tmp_path) == records(folder)
     np.testing.assert_array_equal(encode(images), whole(images))
-    assert info | {"seconds": 0} == whole_info | {"seconds": 0}
+    assert programs.without_circumstances(info) == programs.without_circumstances(whole_info)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def stored(workdir, which="last"):
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
         state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state), which)
         best = checkpoints.best_step(manager)
-    return state, programs.without_clocks(meta), best, programs.records(workdir)
+    return state, programs.without_circumstances(meta), best, programs.records(workdir)
 
 
 def assert_same_run(workdir, other):
