@@ -94,7 +94,7 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        ax.set(xlabel="seconds of meta-training", xlim=(0, None))
+        ax.set(xlabel="seconds of meta-training", xlim=(0, 1.05 * ax.dataLim.x1))
         ax.set_ylim(0, min(103.0, 1.08 * max(1.0, ax.dataLim.y1)))
         kind = "classes" if _is_curve(at) else "ways,shots"
         ax.set_ylabel(f"test accuracy at {label(at[0])} {kind} (%)")
