@@ -18,7 +18,7 @@ from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, after_stem, blank_outputs, make_network
-from meml_jax.types import Dataset, Params, TrainState
+from meml_jax.types import Dataset, Params, Split, TrainState
 
 NAMES = {
     "sgd": "sgd head",
@@ -27,7 +27,8 @@ NAMES = {
     "pixels": "baseline: nearest class mean of raw pixels",
     "untrained": "baseline: untrained network, prototypes",
 }
-VERSION = 4  # of what a point is; a change re-makes all points
+VERSIONS = dict.fromkeys(NAMES, 4) | {"sgd": 5, "sgd_reservoir": 5}
+"""Of what a point of each curve is; a change re-makes the points."""
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
 Evaluator = Callable[[Any], dict[str, Any]]
@@ -51,8 +52,6 @@ def evaluators(
     """
     settings = config.test
     key = key_for("test", config.seed)
-    parts = {"test": dataset.test, "validation": dataset.validation}
-    tables = {part: trajectories.class_table(split) for part, split in parts.items()}
     every_class = settings.protocol == "released"
     outputs = settings.num_outputs or (
         dataset.test.num_classes if every_class else max(settings.num_classes)
@@ -70,9 +69,21 @@ def evaluators(
 
     @functools.cache
     def pool(part: str, source: str) -> trajectories.Pool:
-        weights, images = initial_params if source == "untrained" else params, parts[part].images
-        features = heads.frozen_features(weights, images, source, network=network)
-        return trajectories.Pool(features, tables[part])
+        split: Split = getattr(dataset, "validation" if part == "rotated" else part)
+        split = trajectories.with_rotations(split) if part == "rotated" else split
+        weights = initial_params if source == "untrained" else params
+        features = heads.frozen_features(weights, split.images, source, network=network)
+        return trajectories.Pool(features, trajectories.class_table(split))
+
+    def searched(num_classes: int) -> str:
+        """Name the part that a rate for so many classes is chosen on.
+
+        The rate must be that of a stream as long: on 100 validation classes of Omniglot it comes
+        out too high for 200.
+        """
+        if every_class:
+            return "test"  # `released` has no validation
+        return "validation" if num_classes <= dataset.validation.num_classes else "rotated"
 
     def prototype(num_classes: int, *, source: str) -> dict[str, Any]:
         point_key = jax.random.fold_in(key, num_classes)
@@ -85,7 +96,7 @@ def evaluators(
             jax.random.fold_in(key, num_classes),
             head_params,
             pool("test", stream),
-            pool("test" if every_class else "validation", stream),  # `released` has no validation
+            pool(searched(num_classes), stream),
             settings,
             network=head,
             num_classes=num_classes,

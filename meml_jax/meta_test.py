@@ -146,7 +146,8 @@ def sgd_point(
     """Choose a learning rate and evaluate the sgd head: one point of the accuracy curve.
 
     `clean`: the rate with the best mean accuracy over `trajectories` streams of validation classes
-    (all of them where there are fewer than `num_classes`), then `runs` streams of test classes.
+    (all of them where there are fewer than `num_classes`, which makes for too high a rate:
+    `trajectories.with_rotations`), then `runs` streams of test classes.
     `released`: `trajectories` searches on the very stream that is reported, the most frequent
     winner; one stream for all runs, so that only the initial output layers differ.
 

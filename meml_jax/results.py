@@ -18,7 +18,9 @@ SCHEMA = 1
 
 def points_version(config: Config) -> int | str:
     """Return the version of what a point is, in results of this config."""
-    return f"few_shot {few_shot.VERSION}" if config.episodes.ways else curves.VERSION
+    if config.episodes.ways:
+        return f"few_shot {few_shot.VERSION}"
+    return max(curves.VERSIONS[name] for name in (*config.test.heads, *curves.BASELINES))
 
 
 def product_versions(config: Config) -> dict[str, int]:

@@ -130,11 +130,11 @@ def test(
         path=workdir / "points.json",
         # The set for the test is in none of the others: one training can be tested on several.
         fingerprint=lambda name: fingerprint(
-            curves.VERSION,
+            few_shot.VERSION if few else curves.VERSIONS[name],
             model.fingerprint,
             step,
             config.test if few else curves.depends_on(name, config.test),
-            *filter(None, (dataset.test_hash, few_shot.VERSION * few)),
+            *filter(None, (dataset.test_hash,)),
         ),
         say=say,
     )

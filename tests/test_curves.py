@@ -156,6 +156,31 @@ def test_a_run_chooses_the_rate_on_the_part_that_its_protocol_names(
     assert (blind["accuracy"] == point["accuracy"]) == (other == "validation")
 
 
+def test_a_rate_is_chosen_on_streams_as_long_as_those_tested(features, trained, monkeypatch):
+    network, params = trained
+    few = dataclasses.replace(
+        part("validation"), images=part("validation").images[:8], labels=np.zeros(8, int)
+    )
+    few = dataclasses.replace(few, ids=few.ids[:8], class_names=("one",))
+    pools = []
+
+    def sgd_point(key, params, test, validation, config, *, num_classes, **rest):
+        pools.append((num_classes, validation.table.size.shape[0], len(validation.features)))
+        return {}
+
+    monkeypatch.setattr(curves.meta_test, "sgd_point", sgd_point)
+    for protocol in ("clean", "released"):
+        config = override(CONFIG, {"test.protocol": protocol})
+        data = dataclasses.replace(dataset(), validation=few)
+        every = curves.evaluators(
+            config, data, network=network, params=params, initial_params=params
+        )
+        for classes in (1, 2):
+            every["sgd"](classes)
+    rotated, released = (2, 4, 32), [(classes, WAYS, 8 * WAYS) for classes in (1, 2)]
+    assert pools == [(1, 1, 8), rotated, *released]
+
+
 def test_a_training_is_judged_on_validation_classes(features, trained):
     network, params = trained
     state = TrainState(jnp.int32(0), params, ())
