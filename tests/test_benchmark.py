@@ -30,6 +30,7 @@ sys.path.append(str(EXPERIMENTS))
 
 import benchmark  # noqa: E402
 import benchmark_cases  # noqa: E402
+import benchmark_page  # noqa: E402
 import benchmark_parts  # noqa: E402
 import benchmark_timing  # noqa: E402
 
@@ -104,7 +105,7 @@ def test_rounds_are_interleaved_and_counted():
 
 def test_tables_are_aligned():
     rows = [{"name": "a", "ms": 1234.5, "peak_share": 0.256}, {"name": "long", "ms": None}]
-    lines = benchmark.table(rows).splitlines()
+    lines = benchmark_page.table(rows).splitlines()
     assert lines == [
         "| name |   ms | peak_share |",
         "|------|-----:|-----------:|",
@@ -143,14 +144,14 @@ def test_pages_are_filled(tmp_path):
     code, _, err = run(f"--json={file}", f"--write_docs={page}")
     assert code == 2 and "'stream'" in err
     with pytest.raises(UserError, match="no <!-- benchmark"):
-        benchmark.fill("nothing", stored())
+        benchmark_page.fill("nothing", stored())
 
 
 def test_the_page_of_the_repository_can_be_filled():
     page = (EXPERIMENTS.parent / "docs" / "performance.md").read_text()
     parts = {part: [{"name": "x", "ms": 1.0}] for part in benchmark.PARTS}
-    filled = benchmark.fill(page, stored(**parts))
-    assert benchmark.fill(filled, stored(**parts)) == filled
+    filled = benchmark_page.fill(page, stored(**parts))
+    assert benchmark_page.fill(filled, stored(**parts)) == filled
     assert filled.count("| x    |  1 |") == page.count("<!-- benchmark: ") - 1
 
 
