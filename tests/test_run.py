@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,10 @@ import programs
 import pytest
 from PIL import Image
 
+from meml_jax import trained
+from meml_jax.embeddings import contrastive
+from meml_jax.learners import LEARNERS
+from meml_jax.networks import make_network
 from meml_jax.settings import from_dict
 
 PRODUCTS = ("embeddings.npz", "tasks.npz", "checkpoints", "metrics.jsonl", "tensorboard")
@@ -537,6 +542,40 @@ def test_other_methods(tmp_path, name):
         heads = {c["head"]: c["points"][0] for c in results["comparisons"]}
         assert heads["prototype"]["ci95"] == pytest.approx(0)  # one stream for all runs
     assert (tmp_path / "report.md").exists()
+
+
+@pytest.mark.slow
+def test_a_training_from_the_embeddings_fen_is_tested_where_it_was_best(tmp_path):
+    """At a rate of nothing the FEN stays that of the embedding, but for the scale of its end."""
+    fields = {
+        "embedding.name": "contrastive", "embedding.channels": 4, "embedding.steps": 30,
+        "embedding.batch_size": 16, "train.init": "embedding", "outer.lr": 1e-3,
+        "outer.fen_lr": 1e-12, "train.steps": 30, "train.steps_per_call": 5, "train.log_every": 5,
+        "train.validate_every": 5, "train.checkpoint_every": 5, "test.checkpoint": "best",
+        "test.heads": "prototype",
+    }  # fmt: skip
+    fields = {name.replace(".", "__"): value for name, value in fields.items()}
+    programs.succeed(tmp_path, "--stage=test", **fields)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    name = "validation/accuracy"
+    judged = {line["step"]: line[name] for line in lines if name in line}
+    assert set(judged) == set(range(5, 35, 5))
+    results = programs.results(tmp_path)
+    best = results["meta_test"]["checkpoint_step"]
+    assert judged[best] == max(judged.values())
+    assert results["product_versions"].keys() == {"embedding", "init"}
+
+    config = trained.read_config(tmp_path)
+    make = functools.partial(
+        make_network, config.network, LEARNERS[config.learner], image_shape=(28, 28, 1)
+    )
+    after = trained.restore_params(tmp_path, config, make)["fen"]
+    before = contrastive.load(tmp_path / "embedding", (28, 28, 1), config.embedding)["fen"]
+    for name in before:
+        a, b = (np.asarray(tree[name]["kernel"]) for tree in (after, before))
+        factor = np.sum(a * b) / np.sum(b * b)
+        np.testing.assert_allclose(a, factor * b, atol=1e-6)
+        assert factor == pytest.approx(2.0 ** round(np.log2(factor)) if name == "Conv_5" else 1)
 
 
 @pytest.mark.slow
