@@ -5,8 +5,8 @@
 
 DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets,
 behind a colon (`configs/omniglot.py:released`), separated by commas: `paper` (default; its ACAI
-embedding takes an hour on 2 CPU cores), `contrastive` (clusters of a contrastive embedding in its
-place: half an hour, and better ones), `released` (what the paper's code does, docs/deviations.md),
+embedding takes an hour and a half on 2 CPU cores), `contrastive` (clusters of a contrastive
+embedding in its place: half of that, and better ones), `released` (what the paper's code does, docs/deviations.md),
 `best` (beyond the paper: contrastive embedding, three times as long, half whitened, k-means from
 Ward's clusters, a network of 64 channels without ReLU in the CLN, meta-trained from the embedding's
 FEN; `oml,best`: OML with these settings), `smoke` (the whole pipeline in a few minutes, small
