@@ -210,9 +210,9 @@ def work(args: argparse.Namespace) -> int:
     parts = [part for part in args.only.split(",") if part]
     for part in parts:
         if part not in TITLES:
-            raise UserError(f"--only has {part!r}, expected some of {', '.join(PARTS)}")
+            raise UserError(f"--only has {part!r}, expected one or more of {', '.join(PARTS)}")
     if not parts:
-        raise UserError(f"--only is empty, expected some of {', '.join(PARTS)}")
+        raise UserError(f"--only is empty, expected one or more of {', '.join(PARTS)}")
     if args.repeats is not None and args.repeats < 1:
         raise UserError(f"--repeats={args.repeats}, expected at least 1")
     old = read(args.compare) if args.compare else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from meml_jax import checks, embeddings, presets
 from meml_jax.config import Config
-from meml_jax.settings import flatten, override
+from meml_jax.settings import did_you_mean, flatten, override
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import fingerprint
 
@@ -35,8 +35,10 @@ def values_of(row: str) -> Mapping[str, Any]:
     """
     name, count = split(row)
     if name not in row_names():
-        names = ", ".join(row_names())
-        raise UserError(f"--rows has {row!r}, expected some of {names}, or one of them as pca_64")
+        raise UserError(
+            f"--rows has {row!r}, expected one or more of {', '.join(row_names())}, or one of them "
+            f"as pca_64{did_you_mean(name, row_names())}"
+        )
     values = ROWS.get(name, {"embedding.name": name})
     return values if count is None else {**values, "clustering.num_clusters": count}
 

@@ -224,7 +224,7 @@ def main(argv: list[str]) -> int:
         overrides, rest = split_overrides(argv)
         names, docs = flags.FLAGS.rows, flags.FLAGS.write_docs
         if not names:
-            raise UserError(f"--rows is empty, expected some of {', '.join(ROWS)}")
+            raise UserError(f"--rows is empty, expected one or more of {', '.join(ROWS)}")
         settings = choose(config, names, overridden_fields(overrides))
         if (workdir / "config.json").exists():
             raise UserError(f"{workdir} is the workdir of a run, expected one of rows; use another")

@@ -122,6 +122,8 @@ def run(
     seeds.check(config, workdir)
     with open_workdir(workdir, config):
         dataset = load(config)
+        if needs_embedding(config) and (line := given.unused(dataset, config.embedding)):
+            say(line)
         config = choices.complete(config, dataset, say)
         checks.before_training(config, dataset)
         if config.seeds == 1:

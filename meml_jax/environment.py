@@ -20,7 +20,8 @@ def device_name() -> str:
     """Name the device that JAX uses, e.g. `cpu: x86_64, 2 cores`."""
     device, count = jax.devices()[0], jax.process_count()
     if device.platform == "cpu":
-        name = f"cpu: {platform.machine()}, {_usable_cores()} cores"
+        cores = _usable_cores()
+        name = f"cpu: {platform.machine()}, {cores} core{'s' * (cores > 1)}"
     else:
         name = f"{device.platform}: {len(jax.devices())} x {device.device_kind}"
     return name if count == 1 else f"{name}, {count} processes"

@@ -6,12 +6,12 @@ A method is a row of `LEARNERS`. Adding one means adding a row; no trainer is co
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable
 from typing import Literal, get_args
 
 import optax
 
+from meml_jax.settings import did_you_mean
 from meml_jax.types import Array, Params, UserError
 
 Rows = Literal["each", "first", "all"]
@@ -143,9 +143,10 @@ def identity(name: str) -> str:
 def get_learner(name: str) -> Learner:
     """Look a learner up; raises UserError with the nearest name for an unknown one."""
     if name not in LEARNERS:
-        nearest = difflib.get_close_matches(name, LEARNERS, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise UserError(f"unknown learner {name!r}, expected one of {sorted(LEARNERS)}{hint}")
+        raise UserError(
+            f"unknown learner {name!r}, expected one of {sorted(LEARNERS)}"
+            f"{did_you_mean(name, LEARNERS)}"
+        )
     if not isinstance(LEARNERS[name], Learner):
         raise UserError(f"LEARNERS[{name!r}] is {LEARNERS[name]!r}, expected a Learner")
     return LEARNERS[name]

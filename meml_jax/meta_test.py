@@ -34,7 +34,7 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
         raise UserError(f"test.checkpoint={config.checkpoint!r}, expected 'last' or 'best'")
     unknown = [head for head in config.heads if head not in HEADS]
     if unknown or not config.heads:
-        raise UserError(f"test.heads={config.heads}, expected some of {HEADS}")
+        raise UserError(f"test.heads={config.heads}, expected one or more of {HEADS}")
     for field, least in {"runs": 2, "shots": 1, "queries": 1, "trajectories": 1}.items():
         if getattr(config, field) < least:  # one run has no interval
             raise UserError(f"test.{field}={getattr(config, field)}, expected at least {least}")

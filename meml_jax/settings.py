@@ -112,7 +112,10 @@ def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str
     names = [name.strip() for name in arg.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise UserError(f"unknown preset {name!r}, expected some of {sorted(known)}")
+            raise UserError(
+                f"unknown preset {name!r}, expected one or more of {sorted(known)}"
+                f"{did_you_mean(name, known)}"
+            )
     methods = [name for name in names if "preset" in known[name]]
     if len(methods) > 1:
         raise UserError(f"presets {arg!r}: got {' and '.join(methods)}, expected one of them")
@@ -134,6 +137,12 @@ def departures(config: Config) -> dict[str, Any]:
     values = flatten(config)
     points = sorted(PRESETS["released"].keys() - {"preset", "learner"})
     return {name: values[name] for name in points if values[name] != expected[name]}
+
+
+def did_you_mean(name: str, known: typing.Iterable[str]) -> str:
+    """End a message on an unknown name with the nearest known one; empty where none is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def _hint(path: str) -> str:

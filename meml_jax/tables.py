@@ -13,7 +13,14 @@ from typing import Any
 from absl import flags
 
 from meml_jax.config import Config
-from meml_jax.settings import check_field, config_dict, flatten, from_dict, override
+from meml_jax.settings import (
+    check_field,
+    config_dict,
+    did_you_mean,
+    flatten,
+    from_dict,
+    override,
+)
 from meml_jax.types import UserError
 
 SMOKE: dict[str, Any] = {
@@ -140,7 +147,10 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
       UserError: an unknown row, preset, field or value.
     """
     if name not in table.rows:
-        raise UserError(f"--rows has {name!r}, expected some of {', '.join(table.rows)}")
+        raise UserError(
+            f"--rows has {name!r}, expected one or more of {', '.join(table.rows)}"
+            f"{did_you_mean(name, table.rows)}"
+        )
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
     module = _module(root / (row.config or table.config))

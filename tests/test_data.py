@@ -206,7 +206,7 @@ def test_a_damaged_member_of_a_zip_is_named(tmp_path):
 def test_missing_folder_and_folder_without_images(tmp_path):
     with pytest.raises(UserError, match=r"data\.dir: got .*nowhere"):
         load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"data\.dir: got None"):
+    with pytest.raises(UserError, match=r"folder: no folder .* set --config\.data\.dir=DIR"):
         load(tmp_path, dir=None)
     with pytest.raises(UserError, match=r"no images \(\.png"):
         load(tmp_path)
@@ -258,8 +258,13 @@ def test_fractions_give_disjoint_contiguous_reported_parts(tmp_path, lines):
 
 def test_too_few_classes_or_images_say_needed_and_available(tmp_path):
     tree(tmp_path, classes=5)
-    with pytest.raises(UserError, match="got 5 classes, needed at least 6"):
+    said = (
+        "got 5 classes, needed at least 6: 2 for train, 2 for validation, 2 for test; add classes$"
+    )
+    with pytest.raises(UserError, match=said):
         load(tmp_path)
+    with pytest.raises(UserError, match="4 for test; add classes, or lower data.validation_frac"):
+        load(tmp_path, test_fraction=0.8)
     with pytest.raises(UserError, match="sum is below 1"):
         load(tmp_path, test_fraction=0.95)
     tree(tmp_path / "one", classes=8, images=1)
@@ -283,6 +288,25 @@ def test_parts_as_zips_or_folders(tmp_path, validation):
     assert zips.train.num_classes == (4 if validation else 2)
     assert zips.validation.num_classes == (4 if validation else 2)
     assert zips.train.ids[0].startswith("train/n0")
+
+
+def test_too_few_classes_for_a_validation_part_say_how_to_get_one(tmp_path):
+    for k, part in enumerate(("train", "test")):
+        for c in range(2 + k):
+            for i in range(2):
+                write(tmp_path / part / f"n{k}{c}" / f"{i}.png", png(c))
+    said = (
+        r"got 2 classes, needed at least 4: 2 for train, 2 for validation; add classes, or a "
+        r"validation part of its own \(validation/ or validation.npz\)$"
+    )
+    with pytest.raises(UserError, match=said):
+        load(tmp_path)
+    for path in [*(tmp_path / "train").glob("*/*")]:  # unlabelled: validation is from the test part
+        path.rename(tmp_path / "train" / f"{path.parent.name}{path.name}")
+    for path in [*(tmp_path / "train").glob("n??")]:
+        path.rmdir()
+    with pytest.raises(UserError, match="got 3 classes, .* 2 for test, 2 for validation; add"):
+        load(tmp_path)
 
 
 def test_unlabelled_flat_folder_with_labelled_test(tmp_path, lines):
@@ -590,7 +614,11 @@ def test_glyphs(tmp_path, monkeypatch, lines):
     np.testing.assert_array_equal(again.test.images[..., 2:], data.test.images)
     other = load(tmp_path, name="glyphs", num_classes=40, per_class=4, split_seed=1)
     assert set(other.test.class_names) != set(data.test.class_names)
-    assert splits.split_sizes(1623, 100 / 1623, 423 / 1623) == [1100, 100, 423]
+    assert splits.split_sizes(1623, {"validation": 100 / 1623, "test": 423 / 1623}) == [
+        1100,
+        100,
+        423,
+    ]
 
 
 def test_glyphs_of_impossible_size(tmp_path):

@@ -176,6 +176,7 @@ def test_size_and_channels_suit_the_images(tmp_path, lines, side, colour, size, 
     data = load(root, lines, name="folder", image_size=0, channels=0)
     assert data.train.images.shape[1:] == (size, size, channels)
     assert f"chose data.image_size={size}, data.channels={channels}" in lines[0]
+    assert lines[0].endswith("and with it the paper's layers for that size")
     assert load(root, name="folder", image_size=0).train.images.shape[1:] == (size, size, 3)
     fixed = load(root, name="folder", image_size=9, channels=0)
     assert fixed.train.images.shape[1:] == (9, 9, channels)
@@ -716,7 +717,7 @@ def test_another_set_that_cannot_serve_is_refused(tmp_path):
         load(own, test=schema.TestDataConfig(name="cubs"), name="folder")
     (other / "c0" / "0.png").write_bytes(b"")
     test = schema.TestDataConfig(name="folder", dir=str(other))
-    with pytest.raises(UserError, match=r"\(folder\): 1 of 24 images .* test_data.skip_bad=True"):
+    with pytest.raises(UserError, match=r"\(folder\): 1 of 24 .*config.test_data.skip_bad=true"):
         load(own, test=test, name="folder")
 
 

@@ -226,10 +226,10 @@ def table(tmp_path, *flags, **values):
 @pytest.mark.parametrize(
     ("flags", "values", "message"),
     [
-        (["--rows=pixels,acay"], {}, "--rows has 'acay', expected some of pixels"),
+        (["--rows=pixels,acay"], {}, "--rows has 'acay', expected one or more of pixels"),
         (["--stage=train"], {}, "--stage=train: a row is embedded and clustered"),
         (["--rows=pca"], {"seeds": 2}, "seeds=2, expected 1"),
-        (["--rows="], {}, "--rows is empty, expected some of pixels"),
+        (["--rows="], {}, "--rows is empty, expected one or more of pixels"),
         (["--rows=pca", "--write_docs=d.json"], {}, "d.json, expected a Markdown file"),
         (["--rows=acai"], {"embedding.critic_mix": 2.0}, "critic_mix=2.0, expected 0 to 1"),
         (["--rows=contrastive"], {"embedding.temperature": 1e-9}, "expected at least 0.001"),

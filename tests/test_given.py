@@ -56,6 +56,16 @@ def test_those_of_the_data_set(tmp_path):
         rounds.embed(config, dataset(), tmp_path / "none", lambda line: None)
 
 
+def test_those_of_the_data_set_are_not_passed_over_in_silence():
+    z = np.zeros((9, 5), np.float32)
+    assert given.unused(dataset(embeddings=z), EmbeddingConfig("pca")) == (
+        "mine: embeddings (Z) are there but not used (embedding.name=pca); "
+        "--config.embedding.name=npz uses them"
+    )
+    assert given.unused(dataset(), EmbeddingConfig("pca")) == ""
+    assert given.unused(dataset(embeddings=z), EmbeddingConfig("npz")) == ""
+
+
 @pytest.mark.parametrize(
     ("ids", "z", "message"),
     [

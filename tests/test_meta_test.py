@@ -499,8 +499,8 @@ def test_the_interval_is_students():
     ("fields", "message"),
     [
         ({"protocol": "cleen"}, "protocol='cleen', expected 'clean' or 'released'"),
-        ({"heads": ("sgd", "knn")}, r"heads=\('sgd', 'knn'\), expected some of"),
-        ({"heads": ()}, "expected some of"),
+        ({"heads": ("sgd", "knn")}, r"heads=\('sgd', 'knn'\), expected one or more of"),
+        ({"heads": ()}, "expected one or more of"),
         ({"checkpoint": "first"}, "checkpoint='first', expected 'last' or 'best'"),
         ({"num_classes": (2, 5)}, r"num_classes=\(2, 5\), but the test split has 4 classes"),
         ({"num_classes": (1,)}, "at least 2"),

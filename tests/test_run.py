@@ -317,7 +317,7 @@ def test_wrong_command_lines(tmp_path, flags, message):
     ("config", "message"),
     [
         ("configs/omniglott.py", "--config=configs/omniglott.py: there is no such file"),
-        ("configs/quickstart.py:smoek", "unknown preset 'smoek', expected some of ['paper'"),
+        ("configs/quickstart.py:smoek", "unknown preset 'smoek', expected one or more of ['paper'"),
     ],
 )
 def test_wrong_config_files(tmp_path, config, message):
@@ -447,6 +447,12 @@ def test_more_clusters_than_distinct_points(tmp_path):
         **fields | {"clustering__num_clusters": 7},
     )
     assert said(lines, "cluster: 7 requested, 7 actual, 7 kept")
+    assert not said(lines, "npz: embeddings (Z)")
+    fields |= {"call": programs.run_here}
+    assert said(
+        programs.succeed(tmp_path / "pca", "--stage=embed", **fields),
+        "npz: embeddings (Z) are there but not used (embedding.name=pca); ",
+    )
 
 
 def test_an_npz_without_embeddings(tmp_path):
@@ -506,7 +512,7 @@ def test_a_folder_of_ones_own_images(tmp_path):
         "clustering__num_clusters": 5,
     }  # fmt: skip
     error = programs.refuse(tmp_path / "run", "--stage=cluster", **fields)
-    assert "c0/broken.png (zero bytes)" in error and "data.skip_bad=True" in error
+    assert "c0/broken.png (zero bytes)" in error and "--config.data.skip_bad=true" in error
     fields |= {"data__skip_bad": True, "call": programs.run_here}
     lines = programs.succeed(tmp_path / "run", "--stage=cluster", **fields)
     assert said(lines, "folder: train 4 classes 24 images, validation 2/12, test 2/12, 28x28x1")

@@ -204,7 +204,8 @@ def test_flags_give_back_the_settings(tmp_path):
     [
         (["--table=omniglott"], "--table='omniglott', expected one of ['best', 'cost', "),
         ([], "--table=NAME is needed"),
-        (["--table=omniglot", "--rows=oml,memll"], "--rows has 'memll', expected some of oracle_"),
+        (["--table=omniglot", "--rows=oml,memll"], "'memll', expected one or more of oracle_"),
+        (["--table=omniglot", "--rows=oml,memll"], "; did you mean 'meml'?"),
         (["--table=omniglot", "--config.learner=oml"], "differ in it: 'oml' in oracle_oml, 'meml'"),
         (["--table=omniglot", "--config.seed=1"], "use --seeds=0,1 instead"),
         (["--table=omniglot", "--config.seeds=2"], "use --seeds=0,1 instead"),

@@ -73,7 +73,7 @@ def read_images(
         [bad[i] for i in sorted(bad)]
     )
     if not skip_bad or len(bad) == len(files):
-        raise UserError(f"{found}. Repair or remove them, or set data.skip_bad=True")
+        raise UserError(f"{found}. Repair or remove them, or set --config.data.skip_bad=true")
     report(f"left out (data.skip_bad): {found}")
     kept = np.setdiff1d(np.arange(len(files)), list(bad))
     return images[kept], kept

@@ -66,7 +66,7 @@ def resolve(config: DataConfig, *, report: Report) -> DataConfig:
     )
     report(
         f"{config.name}: chose data.image_size={config.image_size}, data.channels="
-        f"{config.channels} ({why}), and with it the paper's network for that size"
+        f"{config.channels} ({why}), and with it the paper's layers for that size"
     )
     return config
 

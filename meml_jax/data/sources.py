@@ -23,9 +23,14 @@ Layout = Mapping[str, Mapping[str, str]]
 
 def root(config: DataConfig) -> Path:
     """Return data.dir, which must exist."""
-    if config.dir is None or not (path := expand_home(config.dir)).exists():
+    if config.dir is None:
         raise UserError(
-            f"data.dir: got {config.dir}, expected a folder or file that exists ({config.name})"
+            f"{config.name}: no folder is given, expected one, or a file; set --config.data.dir=DIR"
+        )
+    if not (path := expand_home(config.dir)).exists():
+        raise UserError(
+            f"data.dir: got {config.dir}, expected a folder or file that exists ({config.name}); "
+            "correct --config.data.dir"
         )
     return path
 

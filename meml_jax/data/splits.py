@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def partition(whole: Split, validation: float, test: float, seed: int) -> Tables
     Raises:
       UserError: a share is out of range or there are too few classes.
     """
-    sizes = split_sizes(whole.num_classes, validation, test)
+    sizes = split_sizes(whole.num_classes, {"validation": validation, "test": test})
     return parts_of(whole, shuffled(sizes, seed))
 
 
@@ -143,21 +143,37 @@ def parts_of(whole: Split, classes: Sequence[np.ndarray]) -> Tables:
     return {name: select(whole, own) for name, own in zip(PARTS, classes, strict=True)}
 
 
-def split_sizes(num_classes: int, *shares: float) -> list[int]:
-    """Return the numbers of classes of the first part, which gets the rest, and of each share."""
-    if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
+def split_sizes(
+    num_classes: int, shares: Mapping[str, float], *, rest: str = "train", cure: str = ""
+) -> list[int]:
+    """Return the numbers of classes of the part that gets the rest, and of each share.
+
+    Args:
+      num_classes: to be split.
+      shares: by the name of the part, each in (0, 1); rounded, and at least `MIN_CLASSES` classes.
+      rest: name of the part that gets the rest.
+      cure: what helps against too few classes, beside more of them.
+
+    Raises:
+      UserError: a share is out of range or there are too few classes.
+    """
+    if not all(0 < share < 1 for share in shares.values()) or sum(shares.values()) >= 1:
         raise UserError(
-            f"data.validation_fraction, data.test_fraction: got shares {shares}, "
-            "expected shares above 0 whose sum is below 1"
+            "data.validation_fraction, data.test_fraction: got shares "
+            f"{', '.join(f'{share:g}' for share in shares.values())}, expected shares above 0 "
+            "whose sum is below 1"
         )
-    sizes = [max(MIN_CLASSES, round(num_classes * share)) for share in shares]
-    if (rest := num_classes - sum(sizes)) < MIN_CLASSES:
+    sizes = [max(MIN_CLASSES, round(num_classes * share)) for share in shares.values()]
+    if (left := num_classes - sum(sizes)) < MIN_CLASSES:
+        needed = dict(zip((rest, *shares), (MIN_CLASSES, *sizes), strict=True))
+        each = ", ".join(f"{size} for {name}" for name, size in needed.items())
+        if max(sizes) > MIN_CLASSES:
+            cure += ", or lower data.validation_fraction or data.test_fraction"
         raise UserError(
-            f"got {num_classes} classes, needed at least {sum(sizes) + MIN_CLASSES}: "
-            f"{MIN_CLASSES} or more for each part (shares {shares}, data."
-            "validation_fraction and data.test_fraction)"
+            f"got {num_classes} classes, needed at least {sum(needed.values())}: {each}; add "
+            f"classes{cure}"
         )
-    return [rest, *sizes]
+    return [left, *sizes]
 
 
 def shuffled(sizes: Sequence[int], seed: int) -> list[np.ndarray]:
@@ -243,7 +259,13 @@ def complete(tables: Tables, config: DataConfig) -> Tables:
         if not tables["train"].num_classes:  # of the classes that both come from
             source, share = "test", validation / (validation + test)
         whole = tables[source]
-        rest, held_out = shuffled(split_sizes(whole.num_classes, share), config.split_seed)
+        sizes = split_sizes(
+            whole.num_classes,
+            {"validation": share},
+            rest=source,
+            cure=", or a validation part of its own (validation/ or validation.npz)",
+        )
+        rest, held_out = shuffled(sizes, config.split_seed)
         tables = tables | {source: select(whole, rest), "validation": select(whole, held_out)}
     return {name: tables[name] for name in PARTS}
 

@@ -9,7 +9,6 @@ any of them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ import numpy as np
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import acai, contrastive, pca, pixels, random_fen, self_labelling
 from meml_jax.embeddings.whitening import fit_rescale, fit_whiten, l2_normalize
+from meml_jax.settings import did_you_mean
 from meml_jax.types import Encode, Info, UserError
 
 __all__ = [
@@ -74,8 +74,8 @@ def version(config: EmbeddingConfig) -> tuple[int, ...]:
 def get_embedding(name: str) -> Embedding:
     """Look a row up; raises UserError with the nearest name for an unknown one."""
     if name not in EMBEDDINGS:
-        nearest = difflib.get_close_matches(name, EMBEDDINGS, n=1)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        expected = sorted([*EMBEDDINGS, "npz"])
-        raise UserError(f"embedding.name={name!r}, expected one of {expected}{hint}")
+        known = sorted([*EMBEDDINGS, "npz"])
+        raise UserError(
+            f"embedding.name={name!r}, expected one of {known}{did_you_mean(name, known)}"
+        )
     return EMBEDDINGS[name]

@@ -66,6 +66,16 @@ def attach(dataset: Dataset, config: EmbeddingConfig) -> Dataset:
     )
 
 
+def unused(dataset: Dataset, config: EmbeddingConfig) -> str:
+    """Say that embeddings came with the images and another one is used; empty where not so."""
+    if dataset.train.embeddings is None or config.name == "npz":
+        return ""
+    return (
+        f"{dataset.name}: embeddings (Z) are there but not used (embedding.name={config.name}); "
+        "--config.embedding.name=npz uses them"
+    )
+
+
 def _read(file: str) -> tuple[np.ndarray, np.ndarray]:
     path = expand_home(file)
     try:
