@@ -18,6 +18,7 @@ from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, after_stem, blank_outputs, make_network
+from meml_jax.report import percent
 from meml_jax.types import Dataset, Params, Split, TrainState
 
 NAMES = {
@@ -174,8 +175,8 @@ def evaluate(
         points[f"{name}/{n}"] = point
         write_json(path, {"fingerprints": fingerprints, "points": points})
         say(
-            f"test {done}/{len(todo)}: {name}, {_where(n)}: {100 * point['accuracy']:.1f} ± "
-            f"{100 * point['ci95']:.1f} %"
+            f"test {done}/{len(todo)}: {name}, {_where(n)}: {percent(point['accuracy'])} ± "
+            f"{percent(point['ci95'])} %"
             + (f", rate {point['learning_rate']:g}" if point["learning_rate"] else "")
             + f", {point['seconds']:.1f} s"
         )

@@ -56,6 +56,12 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
+def _short(value: float) -> str:
+    """Write a number in three digits, without an exponent where it is large: 1530."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:g}"
+
+
 class Progress:
     """How far a stage is: `report = Progress(1100, "drawing classes"); report(done, total)`.
 
@@ -107,7 +113,7 @@ class Progress:
         rate = (done - before) / max(now - since, 1e-9)
         parts = [f"{self._label}: {done}" + (f"/{total}" if total else "")]
         if rate > 0:  # else more is said of the same step, e.g. its validation
-            parts.append(f"{rate:.3g} {self._unit}/s")
+            parts.append(f"{_short(rate)} {self._unit}/s")
         if last:
             parts.append(f"took {tqdm.format_interval(now - since)}")
         elif total and rate > 0:

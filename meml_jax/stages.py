@@ -77,7 +77,7 @@ def train(
         sampler=model.sampler,
         train=config.train,
     ) as data:
-        summary = training.train(
+        return training.train(
             train_call(config, model, mesh),
             functools.partial(_initial_state, config, model, fen),
             data,
@@ -88,11 +88,6 @@ def train(
             report=say,
             mesh=mesh,
         )
-    say(
-        f"train: {summary['steps']} steps in {summary['seconds']:.0f} s, "
-        f"{summary['steps_per_second']:.1f} steps/s"
-    )
-    return summary
 
 
 def _initial_state(config: Config, model: Model, fen: Params | None) -> TrainState:

@@ -136,6 +136,8 @@ def train(
         if step == config.steps:
             report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
+        if step:
+            report(f"{wording.stage}: goes on from step {step}")
         report(f"{wording.stage}: compiles")
         state = devices.replicate(state, mesh)
         if callable(data):
@@ -144,8 +146,6 @@ def train(
             placed = devices.replicate(data, mesh)
             data_of = lambda step: placed  # noqa: E731
         call, compiled = _compile(train_call, state, data_of(step), mesh)
-        if step:
-            report(f"{wording.stage}: goes on from step {step}")
         seconds, pending = meta["seconds"], meta["pending"]
         made = {"commit": environment.commit(), "device": environment.device_name()}
         if step:
@@ -208,7 +208,10 @@ def train(
             # One that came after the last look: later stages must not start.
             if signum := devices.largest(received[0] if received else 0, mesh):
                 raise Interrupted(signum, "stopped and saved; the same command goes on")
-    return _summary(step, meta)
+    summary = _summary(step, meta)
+    speed = f"{summary['steps_per_second']:.1f} steps/s"
+    report(f"{wording.stage}: {step} steps in {summary['seconds']:.0f} s, {speed}")
+    return summary
 
 
 def _summary(step: int, meta: dict[str, Any]) -> dict[str, Any]:

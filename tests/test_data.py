@@ -605,7 +605,12 @@ def test_npz_that_is_none(tmp_path):
 
 
 def test_glyphs(tmp_path, monkeypatch, lines):
-    data = load(tmp_path, lines, name="glyphs", num_classes=40, per_class=4)
+    told = []
+    fields = {"name": "glyphs", "num_classes": 40, "per_class": 4}
+    data = datasets.load(
+        config(tmp_path, **fields), report=lines.append, progress=lambda *at: told.append(at)
+    )
+    assert told[0] == (4, 160) and told[-1] == (160, 160)  # images, not classes
     assert [p.num_classes for p in (data.train, data.validation, data.test)] == [28, 2, 10]
     assert data.train.ids[0].count("/") == 2 and len(set(everything(data))) == 160
     assert 0 < data.train.images.mean() < 127

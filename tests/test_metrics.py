@@ -88,6 +88,19 @@ def test_a_second_line_of_a_step_has_no_speed(monkeypatch):
     ]
 
 
+def test_a_high_speed_has_no_exponent(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    report = metrics.Progress(None, "images", unit="images", stream=stream)
+    for done, seconds in ((15_345, 10), (24_995, 20), (25_001, 31)):
+        clock[0] = seconds
+        report(done, 50_000)
+    assert [line.split(", ")[1] for line in stream.getvalue().splitlines()] == [
+        "1530 images/s", "965 images/s", "0.545 images/s",
+    ]  # fmt: skip
+
+
 def test_log_lines_are_sparse_and_the_last_one_comes(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(metrics.time, "monotonic", lambda: clock[0])

@@ -242,11 +242,16 @@ def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) ->
         "image_size": config.image_size,
         "seed": 0,
     }
+
+    def drawn(classes: int, total: int) -> None:
+        if progress is not None:  # which counts images, as for every other set
+            progress(classes * config.per_class, total * config.per_class)
+
     source = Path(glyphs.__file__).read_text(encoding="utf-8")  # another generator, other images
     path = cache.folder(config.cache_dir) / f"glyphs-{cache.key(source, arguments)}.npz"
     if (stored := cache.load(path, report=report)) is None:
         try:
-            images, labels, _ = glyphs.generate(**arguments, progress=progress)
+            images, labels, _ = glyphs.generate(**arguments, progress=drawn)
         except ValueError as error:
             raise UserError(f"data (glyphs): {error}") from None
         stored = {"images": images, "labels": labels}
