@@ -18,7 +18,7 @@ from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, after_stem, blank_outputs, make_network
-from meml_jax.report import percent
+from meml_jax.rounding import percent
 from meml_jax.types import Dataset, Params, Split, TrainState
 
 NAMES = {

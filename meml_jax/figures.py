@@ -67,7 +67,9 @@ def accuracy_curve(
             lines += ax.plot(list(row), list(row.values()), **look)
         chance = {p["num_classes"]: 100 * p["chance"] for _, points in curves for p in points}
         x = np.array(sorted(chance))
-        lines += ax.plot(x, [chance[n] for n in x], ":", marker=".", color=_GRAY, label="chance")
+        # One point alone is no line, and a dot would hide behind another curve's marker.
+        dot: Any = {"marker": "."} if len(x) > 1 else {"marker": "_", "ms": 18, "mew": 1.8}
+        lines += ax.plot(x, [chance[n] for n in x], ":", color=_GRAY, label="chance", **dot)
         counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
         ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
         ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
@@ -96,6 +98,8 @@ def cluster_grid(
     # At least a factor of 2, so that noise about equal weights does not look like a preference.
     octaves = int(np.clip(np.ceil(np.abs(np.log2(np.maximum(relative, 1e-3))).max()), 1, 3))
     norm, cmap = LogNorm(2.0**-octaves, 2.0**octaves, clip=True), matplotlib.colormaps["viridis"]
+    under, over = relative.min() < norm.vmin, relative.max() > norm.vmax  # these share a colour
+    extend = "both" if under and over else "min" if under else "max" if over else "neither"
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         size = (max(0.72 * columns + 2.2, 5.2), max(0.92 * len(clusters) + 0.7, 2.0))
         figure = Figure(figsize=size, layout="constrained")
@@ -120,7 +124,8 @@ def cluster_grid(
         ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
         ax.set_title("images of each cluster by attention weight")
         ax.axis("off")
-        bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, aspect=25, pad=0.01)
+        look: Any = {"aspect": 25, "pad": 0.01, "extend": extend}
+        bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, **look)
         powers = np.arange(-octaves, octaves + 1)
         bar.ax.yaxis.set_minor_locator(NullLocator())
         bar.ax.set_yticks(np.exp2(powers), [f"{2**p}" if p >= 0 else f"1/{2**-p}" for p in powers])
@@ -210,26 +215,32 @@ def cluster_sizes(
         save(figure, path)
 
 
-def training_curves(records: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
+def training_curves(
+    records: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    *,
+    validation_classes: int,
+) -> None:
     """Draw meta-loss and accuracies against the meta-step.
 
     Args:
       records: of `metrics.read`, with `train/loss`, `train/accuracy` and `validation/accuracy`
         where they were measured; accuracies in [0, 1].
       path: PNG to write.
+      validation_classes: that the validation accuracy is over, all at once.
     """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.6, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
         _curve(upper, records, "train/loss", "meta-loss", COLORS[0])
         _curve(lower, records, "train/accuracy", "query images of the task", COLORS[0], 100)
-        _curve(lower, records, "validation/accuracy", "validation classes", COLORS[1], 100)
+        name = f"{validation_classes} validation classes"
+        _curve(lower, records, "validation/accuracy", name, COLORS[1], 100)
         upper.set(ylabel="meta-loss (nats)")
         lower.set(ylabel="accuracy (%)", xlabel="meta-step", ylim=(-3, 103))
         lower.xaxis.set_major_locator(MaxNLocator(integer=True))
         lower.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        if len({record["step"] for record in records}) == 1:
-            lower.set_xlim(records[0]["step"] - 1, records[0]["step"] + 1)
+        lower.set_xlim(0, 1.03 * max([1, *(record["step"] for record in records)]))
         figure.align_ylabels()
         for ax in (upper, lower):
             if ax.has_data():

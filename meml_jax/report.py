@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import ROUND_HALF_UP, Decimal
 from pathlib import PurePath
 from typing import Any
 
+from meml_jax import run_facts
 from meml_jax.paper import few_shot_rows, paper_rows, written
-
-_SETTINGS = (
-    "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
-    "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch", "train.init", "train.steps",
-    "test.shots", "test.queries", "test.checkpoint",
-)  # fmt: skip
+from meml_jax.rounding import percent, plain
 
 _CAPTIONS = {
     "embedding_neighbours": "Images at random, and those whose embeddings are nearest to theirs.",
@@ -48,33 +43,13 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
     """
     parts = [
         [f"# {_learner(results)} on {results['dataset']}"],
-        _run(results),
+        ["## Run", _bullets(run_facts.facts(results))],
         _few_shot(results) if _is_few_shot(results) else _accuracy(results),
         _clustering(results.get("clustering") or {}),
         _cost(results.get("meta_train") or {}),
         ["## Figures", *(block for path in figures for block in _figure(path))] if figures else [],
     ]
     return "\n\n".join(block for part in parts for block in part) + "\n"
-
-
-def _run(results: Mapping[str, Any]) -> list[str]:
-    versions = ", ".join(f"{k} {v}" for k, v in sorted((results.get("versions") or {}).items()))
-    embedding = ", ".join(f"{k} {plain(v)}" for k, v in (results.get("embedding") or {}).items())
-    facts = {
-        name: results.get(name)
-        for name in ("dataset", "learner", "preset", "seed", "device", "commit")
-    }
-    if seeds := results.get("seeds"):
-        facts["seed"] = ", ".join(map(str, seeds))
-    if departures := results.get("departures"):
-        settings = ", ".join(f"`{name}`={value}" for name, value in departures.items())
-        facts["preset"] = f"{facts['preset']}, except {settings}"
-    facts["data"] = results.get("note") or None
-    facts |= {"versions": versions or None, "embedding": embedding or None}
-    for name in _SETTINGS:
-        group, field = name.split(".")
-        facts[f"`{name}`"] = results.get("config", {}).get(group, {}).get(field)
-    return ["## Run", _bullets(facts)]
 
 
 def _accuracy(results: Mapping[str, Any]) -> list[str]:
@@ -241,21 +216,6 @@ def _interval(point: Mapping[str, Any] | None) -> str:
         return "-"
     half = point.get("ci95")
     return percent(point["accuracy"]) + (f" ± {percent(half)}" if half is not None else "")
-
-
-def percent(share: float | None) -> str:
-    """Give a share in % with one decimal, rounded as by hand: 0.9625 is 96.3."""
-    if share is None:
-        return "-"
-    percent = Decimal(repr(float(share))).scaleb(2)
-    return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
-
-
-def plain(value: Any) -> str:
-    """Give a number in four digits, whole numbers in full."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _figure(path: str) -> list[str]:

@@ -184,7 +184,11 @@ def write_report(
         name=embedding_report.clusters_name(config, dataset),
         info=clusters.info,
     )
-    figures.training_curves(metrics.read(workdir / "metrics.jsonl"), folder / "training.png")
+    figures.training_curves(
+        metrics.read(workdir / "metrics.jsonl"),
+        folder / "training.png",
+        validation_classes=dataset.validation.num_classes,
+    )
     names = [*curve, "clusters", "feature_maps", "cluster_sizes", "training"]
     if z is not None:
         names += embedding_report.write(config, dataset, z, clusters, workdir)

@@ -28,6 +28,8 @@ def label(at: At) -> str:
 def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> None:
     """Draw the lines of one part of a table: a row for each head, ours beside the paper's if any.
 
+    A head of which neither we nor the paper have anything is left out.
+
     Args:
       lines: of `comparison.make_lines`, of one part.
       path: PNG to write, on a white ground.
@@ -35,7 +37,7 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
     """
     at = columns(lines)
     drawn = [line for line in lines if line.kind != "baseline"]
-    heads = list(dict.fromkeys(line.head for line in drawn))
+    heads = list(dict.fromkeys(line.head for line in drawn if line.cells or line.paper))
     rows = list(dict.fromkeys(line.row for line in drawn))
     looks = {row: figures.look_of(i) for i, row in enumerate(rows)}
     with matplotlib.rc_context(figures.STYLE):
@@ -49,8 +51,9 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             here = [line for line in drawn if line.head == head]
             name = _head_name(lines, head)
             handles = _ours(ours, here, at, looks)
-            handles |= _unlearned(ours, lines, at)
-            _say_if_empty(ours, "not measured")
+            if handles:  # baselines alone would look like a result
+                handles |= _unlearned(ours, lines, at)
+            _say_if_empty(ours, "not run")
             ours.set_title(name, loc="left")
             for theirs in row_[1:]:
                 handles |= _paper(theirs, here, at, looks, handles)

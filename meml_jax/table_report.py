@@ -50,11 +50,12 @@ def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
         here = [line for line in lines if line.part == part and part in parts_of(lines)]
         name = f"figures/part{i + 1}.png" if part else "figures/accuracy.png"
         if any(line.cells or line.paper for line in here):
-            title = f"{table.title}{f', {part}' if part else ''}"
-            table_figures.draw(here, folder / name, title=title)
+            # Below each other, as a part begins with a capital; a caption has one line.
+            title, heading = (sep.join(filter(None, (table.title, part))) for sep in (", ", "\n"))
+            table_figures.draw(here, folder / name, title=heading)
             figures[name] = title
             cost = name.replace(".png", "_cost.png")
-            if table_figures.draw_cost(here, folder / cost, title=title):
+            if table_figures.draw_cost(here, folder / cost, title=heading):
                 figures[cost] = f"{title}: cost and accuracy"
     return figures | _of_a_training(folder, lines)
 

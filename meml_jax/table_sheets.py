@@ -10,7 +10,7 @@ from meml_jax.comparison import SEEDS_FOR_INTERVAL, Cell, Line, columns, in_orde
 from meml_jax.config import Config, NetworkConfig
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
-from meml_jax.report import percent, plain
+from meml_jax.rounding import percent, plain
 from meml_jax.settings import from_dict
 from meml_jax.table_figures import label
 

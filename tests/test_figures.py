@@ -54,6 +54,40 @@ def test_accuracy_curve_of_one_point_without_interval_or_comparisons(tmp_path):
     assert (np.abs(pixels[:, : pixels.shape[1] // 2, :3].astype(int) - blue).sum(-1) < 9).any()
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures, in place of their files."""
+    kept = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure))
+    return kept
+
+
+def test_chance_is_seen_at_one_number_of_classes(drawn):
+    one = copy.deepcopy(RESULTS)
+    for series in (one["meta_test"], *one["comparisons"]):
+        series["points"] = series["points"][:1]
+    for results, marker in ((RESULTS, "."), (one, "_")):
+        figures.accuracy_curve(results, "a.png")
+        [chance] = [line for line in drawn[-1].axes[0].lines if line.get_label() == "chance"]
+        assert chance.get_marker() == marker
+
+
+@pytest.mark.parametrize(
+    ("alpha", "extend"),
+    [
+        ([0.25] * 4, "neither"),
+        ([0.7, 0.28, 0.02], "min"),
+        ([0.76] + [0.02] * 12, "max"),
+        ([0.9] + [0.009] * 11 + [0.001], "both"),
+    ],
+)
+def test_weights_beyond_the_colours_are_pointed_at(drawn, alpha, extend):
+    images = np.zeros((len(alpha), 8, 8, 1), np.uint8)
+    figures.cluster_grid([AttendedCluster(images, np.float32(alpha), len(alpha))], "c.png")
+    [bar] = [ax for ax in drawn[-1].axes if ax.get_label() == "<colorbar>"]
+    assert bar._colorbar.extend == extend
+
+
 @pytest.mark.parametrize(
     "clusters",
     [
@@ -94,5 +128,17 @@ def test_training_curves(tmp_path):
     ]
     records += [{"step": 50, "time": 0.0, "validation/accuracy": 0.5, "train/loss": None}]
     for some in (records, records[:1], records[-1:], []):
-        figures.training_curves(some, tmp_path / "t.png")
+        figures.training_curves(some, tmp_path / "t.png", validation_classes=100)
         check(tmp_path / "t.png", tmp_path)
+
+
+def test_the_axis_of_a_training_begins_at_its_start(drawn):
+    records = [{"step": s, "train/loss": 1.0, "validation/accuracy": 0.5} for s in (105, 150)]
+    for some in (records[:1], records):
+        figures.training_curves(some, "t.png", validation_classes=7)
+        _, lower = drawn[-1].axes
+        low, high = lower.get_xlim()
+        assert low == 0 and some[-1]["step"] < high < 1.1 * some[-1]["step"]
+        assert [text.get_text() for text in lower.get_legend().get_texts()] == [
+            "7 validation classes"
+        ]

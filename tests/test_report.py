@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -6,7 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from meml_jax import files, paper, report
+from meml_jax import files, paper, report, run_facts
+from meml_jax.config import EmbeddingConfig
+from meml_jax.embeddings import EMBEDDINGS
 from meml_jax.types import UserError
 
 
@@ -65,7 +68,8 @@ def test_the_rest_of_the_report():
     results["departures"] = {"network.cln_relu": False}
     text = report.render(results, figures=["figures/accuracy_curve.png"])
     for line in (
-        "# meml on omniglot", "- preset: paper, except `network.cln_relu`=False",
+        "# meml on omniglot",
+        "- points of docs/deviations.md: as `paper`, except `network.cln_relu`=False",
         "- seed: 3", "- versions: jax 0.10.2, meml_jax 1.0",
         "- embedding: name pca, dim 64", "- `inner.lr`: 0.01", "- clusters dropped: 65",
         "- images a cluster (min, median, max): 2, 18.5, 121", "- purity: 0.312",
@@ -77,6 +81,36 @@ def test_the_rest_of_the_report():
     text = report.render(results, figures=["figures/a.png", "figures/embedding_clusters.png"])
     assert text.split("![embedding clusters](figures/embedding_clusters.png)\n\nWhat is in")[1]
     assert text.endswith("\n") and "None" not in text and "nan" not in text
+
+
+def test_what_a_run_was_made_with():
+    embedding = dataclasses.asdict(EmbeddingConfig("acai", dim=256, steps=4000, whiten=0.5))
+    results = {
+        **RESULTS,
+        "config": {"data": {"image_size": 28, "channels": 1}, "embedding": embedding},
+        "embedding": {"name": "acai"},
+        "parts": {
+            "train": {"classes": 0, "images": 400}, "validation": {"classes": 2, "images": 9},
+        },
+    }  # fmt: skip
+    facts = run_facts.facts(results)
+    assert facts["images"] == "28 x 28 pixels, grey"
+    assert facts["parts"] == "train 400 images without labels; validation 9 images of 2 classes"
+    assert facts["embedding"] == (
+        "name acai, steps 4000, dim 256, width 16, depth 3, whiten 0.5, normalize False"
+    )
+    # What is said of each is a field; one of a user's own is named.
+    for name in (*EMBEDDINGS, "npz", "mine"):
+        said = run_facts.facts(results | {"embedding": {"name": name}})["embedding"]
+        assert said.startswith(f"name {name}, ") and said.endswith(", normalize False")
+    assert run_facts.facts(results | {"embedding": None})["embedding"] is None
+    assert run_facts.facts(RESULTS)["images"] is run_facts.facts(RESULTS)["parts"] is None
+
+
+def test_a_preset_is_named_for_what_it_stands_for():
+    text = report.render(RESULTS | {"departures": {}})
+    assert "- points of docs/deviations.md: as `paper`\n" in text and "preset" not in text
+    assert "- preset: best\n" in report.render(RESULTS | {"preset": "best"})
 
 
 def test_what_is_not_known_is_left_out():

@@ -121,6 +121,7 @@ def test_a_second_call_reuses_every_stage(copy):
         ("test", "8 finished points"),
     ):  # fmt: skip
         assert any(line.startswith(f"{stage}: reuses ") and reused in line for line in lines), stage
+    assert not said(lines, "train: 40 steps in")
     after = programs.times(copy)
     changed = {path for path in after if after[path] != before.get(path)}
     assert not [p for p in changed if p.relative_to(copy).parts[0] in PRODUCTS]

@@ -583,6 +583,42 @@ def test_the_numbers_of_the_paper_lie_inside_a_figure_without_ours(monkeypatch):
         assert points == sum(len(line.paper) for line in lines)
 
 
+def test_a_head_that_was_not_run_is_said_and_one_of_nobody_left_out(monkeypatch):
+    kept = []
+    monkeypatch.setattr(table_figures.figures, "save", lambda figure, path: kept.append(figure))
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    found = {"meml": {0: results(settings("omniglot", "meml", "short"), sgd=(0.5, 0.5))}}
+    lines = comparison.make_lines(table("omniglot"), configs, found)
+    assert any(line.head == "sgd_reservoir" and line.paper for line in lines)
+    bare = [
+        dataclasses.replace(line, paper={}) if line.head == "sgd_reservoir" else line
+        for line in lines
+    ]
+    for some, heads in (
+        (lines, ("sgd", "sgd_reservoir", "prototype")),
+        (bare, ("sgd", "prototype")),
+    ):
+        table_figures.draw(some, "none.png", title="")
+        ours = {ax.get_title(loc="left"): ax for ax in kept[-1].axes[::2]}
+        assert sorted(ours) == sorted(table_figures._head_name(lines, head) for head in heads)
+        for name, ax in ours.items():
+            assert bool(ax.lines) == ("reservoir" not in name)
+            assert [text.get_text() for text in ax.texts] == ["not run"] * (not ax.lines)
+
+
+def test_a_figure_has_its_part_below_its_title_and_a_caption_in_one_line(tmp_path, monkeypatch):
+    titles = []
+    for name in ("draw", "draw_cost"):
+        monkeypatch.setattr(table_figures, name, lambda *_, title: titles.append(title))
+    config = settings("best", "meml_official")
+    configs = {row: settings("best", row) for row in table("best").rows}
+    found = {"meml_official": {0: results(config, sgd=(0.9, 0.9))}}
+    lines = comparison.make_lines(table("best"), configs, found)
+    captions = table_report.draw(tmp_path, table("best"), lines)
+    head, part = "Beyond the paper: Omniglot, preset best", "Official split: 864, 100, 659 classes"
+    assert titles == [f"{head}\n{part}"] * 2 and list(captions.values()) == [f"{head}, {part}"]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -1,0 +1,21 @@
+"""Numbers as the reports write them."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Any
+
+
+def percent(share: float | None) -> str:
+    """Give a share in % with one decimal, rounded as by hand: 0.9625 is 96.3."""
+    if share is None:
+        return "-"
+    percent = Decimal(repr(float(share))).scaleb(2)
+    return str(percent.quantize(Decimal("0.1"), ROUND_HALF_UP))
+
+
+def plain(value: Any) -> str:
+    """Give a number in four digits, whole numbers in full."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
