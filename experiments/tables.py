@@ -208,6 +208,9 @@ def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Seque
         every = stored_results.keep(stored, kept)
         for name in drawn if FLAGS.figures else []:
             write_atomic(kept / name, (folder() / name).read_bytes())
+    if not every:  # as where all rows have failed
+        say(f"nothing is stored in {folder()}; the block {block()!r} is left as it is")
+        return
     lines = lines_of(table, every)
     figures = table_report.draw(kept, table, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
@@ -224,11 +227,16 @@ def check_document(runs: Runs) -> None:
         raise UserError(f"--label={FLAGS.label!r}, expected the name of a folder")
     if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
         raise UserError(f"--write_docs={document} is the table's report; name another document")
-    documents.check(document, block(), kept)
     every = stored_results.read_kept(kept)
+    stored = stored_results.read(folder(), say=lambda line: None)
+    if FLAGS.report_only and not every and not stored:
+        raise UserError(
+            f"nothing is stored in {folder()}, so the block {block()!r} is left as it is; name "
+            "the --results and --table of runs that are finished, or leave --report_only out"
+        )
+    documents.check(document, block(), kept)
     stored_results.check_kept(every, kept, runs)
     if kept.resolve() != folder().resolve():
-        stored = stored_results.read(folder(), say=lambda line: None)
         stored_results.check_keeping(stored, every, kept)
 
 

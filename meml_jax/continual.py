@@ -57,6 +57,11 @@ class ContinualClassifier:
     learning_rate: float | None
     identity: str
 
+    def __repr__(self) -> str:
+        """Say what it is in a line; the weights would fill pages."""
+        what = f"learner={self.config.learner!r}, head={self.head!r}, capacity={self.capacity}"
+        return f"ContinualClassifier({what})"
+
     @classmethod
     def load(
         cls,

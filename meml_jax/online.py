@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Hashable
 from typing import NamedTuple
 
@@ -79,6 +80,14 @@ class State:
     classes: Classes
     stream: Stream | None
     owner: str = ""
+
+    def __repr__(self) -> str:
+        """Say what was learned in a line; the arrays would fill a page."""
+        try:
+            images = str(np.asarray(self.classes.seen).sum().item())
+        except (TypeError, AttributeError):  # abstract, as within `jax.jit`
+            images = "?"
+        return f"State({len(self.labels)} classes {reprlib.repr([*self.labels])}, {images} images)"
 
 
 def init(

@@ -209,6 +209,22 @@ def test_room_for_more_classes_changes_no_prediction_of_prototypes():
     np.testing.assert_allclose(small[1], large[1], rtol=1e-4, atol=1e-6)
 
 
+def test_what_is_printed_is_one_line():
+    assert repr(load()) == f"ContinualClassifier(learner='meml', head='prototype', capacity={WAYS})"
+    state = load().init()
+    assert repr(state) == "State(0 classes [], 0 images)"
+    for label in ("cat", ("dog", 2), "cat"):
+        state = load().learn(state, pictures()[0][:2], label)
+    assert repr(state) == "State(2 classes ['cat', ('dog', 2)], 6 images)"
+    many = dataclasses.replace(state, labels=tuple(range(200)))
+    assert repr(many) == "State(200 classes [0, 1, 2, 3, 4, 5, ...], 6 images)"
+    # Of shapes, and within a transformation, there are no numbers.
+    said = []
+    jax.jit(lambda state: said.append(repr(state)))(state)
+    said.append(repr(jax.eval_shape(lambda state: state, state)))
+    assert said == ["State(2 classes ['cat', ('dog', 2)], ? images)"] * 2
+
+
 def test_a_state_of_another_classifier_is_refused(tmp_path):
     state = load(capacity=3).init()
     for other in (load(capacity=4), load("sgd", capacity=3)):

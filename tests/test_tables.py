@@ -674,6 +674,28 @@ def test_a_block_of_a_document(stored, undrawn):
     assert code == 2 and "and after it one `<!-- end omniglot -->`" in err
 
 
+def test_a_block_is_not_replaced_by_nothing(stored, undrawn, mini, done):
+    path, kept = stored / "doc.md", stored / "doc" / "wide"
+    flags = ("--table=omniglot", "--report_only", f"--write_docs={path}", "--label=wide")
+    assert call(*flags, f"--results={stored}")[0] == 0
+    for file in kept.rglob("results.json"):
+        file.unlink()
+    before = programs.snapshot(stored)
+    for results_folder in (kept, stored / "none"):
+        code, out, err = call(*flags, f"--results={results_folder}")
+        assert code == 2 and out == ""
+        said = f"nothing is stored in {results_folder / 'omniglot'}, so the block 'omniglot, wide'"
+        assert err.startswith(f"error: {said} is left as it is; name the --results")
+        assert programs.snapshot(stored) == before
+    code, _, err = call(*flags[:3], f"--results={stored / 'none'}", "--label=new")
+    assert code == 2 and "nothing is stored in" in err and not (stored / "doc" / "new").exists()
+    # Where all rows fail there is nothing either.
+    more = (f"--table={mini}", "--budget=smoke", "--rows=oml", f"--results={stored / 'new'}")
+    code, out, _ = call(*more, f"--write_docs={path}", "--label=new")
+    assert code == 1 and "the block 'mini, new' is left as it is" in out
+    assert "mini" not in path.read_text()
+
+
 def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, monkeypatch):
     path, reads = stored / "doc.md", []
     read_kept = stored_results.read_kept
