@@ -6,14 +6,14 @@
 DIR holds `images_background.zip` and `images_evaluation.zip`, or the folders in them. Presets,
 behind a colon (`configs/omniglot.py:released`), separated by commas: `paper` (default; its ACAI
 embedding takes an hour and a half on 2 CPU cores), `contrastive` (clusters of a contrastive
-embedding in its place: half of that, and better ones), `released` (what the paper's code does, docs/deviations.md),
-`best` (beyond the paper: contrastive embedding, three times as long, half whitened, k-means from
-Ward's clusters, a network of 64 channels without ReLU in the CLN, meta-trained from the embedding's
-FEN; `oml,best`: OML with these settings), `smoke` (the whole pipeline in a few minutes, small
-network, PCA). The paper's rows are presets too: `oml`, `oml_single`, `meml_mean`; `oracle`;
-`balanced500`, `balanced1100`, `balancing`, `augmentation` (Table 1 has these with `oml`, as in
-`:oml,balanced500`); `coreset200`, `coreset500`, `coreset1000` (rehearsal at meta-train). Time and
-expected accuracy: docs/results.md.
+embedding in its place: half of that, and better ones), `released` (what the paper's code does,
+docs/deviations.md), `best` (beyond the paper: contrastive embedding, three times as long, half
+whitened, k-means from Ward's clusters, a network of 64 channels without ReLU in the CLN,
+meta-trained from the embedding's FEN; `oml,best`: OML with these settings), `smoke` (the whole
+pipeline in a few minutes, small network, PCA). The paper's rows are presets too: `oml`,
+`oml_single`, `meml_mean`; `oracle`; `balanced500`, `balanced1100`, `balancing`, `augmentation`
+(Table 1 has these with `oml`, as in `:oml,balanced500`); `coreset200`, `coreset500`, `coreset1000`
+(rehearsal at meta-train). Time and expected accuracy: docs/results.md.
 """
 
 from typing import Any
