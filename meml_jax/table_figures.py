@@ -102,7 +102,8 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         kind = "classes" if _is_curve(at) else "ways,shots"
         ax.set_ylabel(f"test accuracy at {label(at[0])} {kind} (%)")
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-        figure.suptitle(f"{title}\ncost and accuracy, with 95 % interval", fontsize=11)
+        how = "accuracy with 95 % interval; seconds of a device that others may have shared"
+        figure.suptitle(f"{title}\n{how}", fontsize=11)
         figures.save(figure, path)
     return True
 
