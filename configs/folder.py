@@ -5,7 +5,8 @@
 DIR/CLASS/*.png (also jpeg, bmp, gif, tiff, webp, pnm; folders may be nested), or DIR/train,
 DIR/validation and DIR/test with class folders in each; DIR/train may hold unlabelled images, or
 they lie directly in DIR beside DIR/test. Each test class needs test.shots + test.queries images (15
-+ 5). Without DIR/validation its classes are taken from DIR/test, which then needs at least 4.
++ 5). Without DIR/validation its classes are taken from DIR/train, or from DIR/test where those of
+DIR/train are not known; that part then needs at least 4.
 
 Any size, grey or colour. What suits the images is chosen, printed, and stored in config.json and
 results.json: 28x28 grey for small grey drawings, else 84x84 (data.image_size, data.channels), and

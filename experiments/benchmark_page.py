@@ -48,7 +48,7 @@ def fill(page: str, found: dict[str, Any]) -> str:
     `machine` as PART says what the figures were measured on.
 
     Raises:
-      UserError: a part that was not measured, or no mark at all.
+      UserError: a part that was not measured, a mark without its end, or no mark at all.
     """
     head, *blocks = page.split("<!-- benchmark: ")
     if not blocks:
@@ -59,6 +59,8 @@ def fill(page: str, found: dict[str, Any]) -> str:
         if part != "machine" and part not in found["parts"]:
             raise UserError(f"the page wants {part!r}, which --json does not have; measure it too")
         _, end, after = rest.partition("<!-- end -->")
+        if not end:
+            raise UserError(f"the page has no <!-- end --> after <!-- benchmark: {part} -->")
         text = machine(found) if part == "machine" else table(found["parts"][part])
         filled += f"<!-- benchmark: {part} -->\n{text}{end}{after}"
     return filled

@@ -228,11 +228,14 @@ def check_document(runs: Runs) -> None:
     if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
         raise UserError(f"--write_docs={document} is the table's report; name another document")
     every = stored_results.read_kept(kept)
-    stored = stored_results.read(folder(), say=lambda line: None)
+    left_out: list[str] = []
+    stored = stored_results.read(folder(), say=left_out.append)
     if FLAGS.report_only and not every and not stored:
+        why = f" ({left_out[0]}; {len(left_out)} in all)" if left_out else ""
         raise UserError(
-            f"nothing is stored in {folder()}, so the block {block()!r} is left as it is; name "
-            "the --results and --table of runs that are finished, or leave --report_only out"
+            f"nothing of use is stored in {folder()}{why}, so the block {block()!r} is left as it "
+            "is; name the --results and --table of runs that are finished, or leave --report_only "
+            "out"
         )
     documents.check(document, block(), kept)
     stored_results.check_kept(every, kept, runs)

@@ -14,12 +14,13 @@ import jax
 
 from meml_jax import environment, heads, meta_test, trajectories
 from meml_jax.config import Config, TestConfig
+from meml_jax.data.splits import limited
 from meml_jax.files import read_json, write_json
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, after_stem, blank_outputs, make_network
 from meml_jax.rounding import percent
-from meml_jax.types import Dataset, Params, Split, TrainState
+from meml_jax.types import Dataset, Params, TrainState
 
 NAMES = {
     "sgd": "sgd head",
@@ -29,7 +30,10 @@ NAMES = {
     "untrained": "baseline: untrained network, prototypes",
 }
 VERSIONS = dict.fromkeys(NAMES, 4) | {"sgd": 5, "sgd_reservoir": 5}
-"""Of what a point of each curve is; a change re-makes the points."""
+"""Of what a point of each curve is; a change re-makes the points.
+
+A curve that changes gets one more than the largest of all: results of several curves keep the
+largest of theirs alone, `results.points_version`."""
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
 Evaluator = Callable[[Any], dict[str, Any]]
@@ -70,17 +74,19 @@ def evaluators(
 
     @functools.cache
     def pool(part: str, source: str) -> trajectories.Pool:
-        split: Split = getattr(dataset, "validation" if part == "rotated" else part)
-        split = trajectories.with_rotations(split) if part == "rotated" else split
+        split = dataset.test if part == "test" else dataset.validation
+        if part == "rotated":  # of no more images than a stream and its test take
+            split = trajectories.with_rotations(limited(split, settings.shots + settings.queries))
         weights = initial_params if source == "untrained" else params
         features = heads.frozen_features(weights, split.images, source, network=network)
         return trajectories.Pool(features, trajectories.class_table(split))
 
-    def searched(num_classes: int) -> str:
+    def search_part(num_classes: int) -> str:
         """Name the part that a rate for so many classes is chosen on.
 
         The rate must be that of a stream as long: on 100 validation classes of Omniglot it comes
-        out too high for 200.
+        out too high for 200. Beyond four times the validation classes it still does, and a point's
+        `search_classes` says so.
         """
         if every_class:
             return "test"  # `released` has no validation
@@ -97,7 +103,7 @@ def evaluators(
             jax.random.fold_in(key, num_classes),
             head_params,
             pool("test", stream),
-            pool(searched(num_classes), stream),
+            pool(search_part(num_classes), stream),
             settings,
             network=head,
             num_classes=num_classes,
@@ -126,6 +132,16 @@ def depends_on(name: str, test: TestConfig) -> TestConfig:
     values = {field: getattr(test, field) for field in own}
     # Of the longest streams others are the beginning, and the output layer has its width from them.
     return TestConfig(num_classes=(max(test.num_classes),), **values)
+
+
+def _rate(point: dict[str, Any]) -> str:
+    """Say which learning rate was chosen, and where the streams it was chosen on were short."""
+    if not point["learning_rate"]:
+        return ""
+    said = f", rate {point['learning_rate']:g}"
+    if (searched := point["search_classes"]) < point["num_classes"]:
+        said += f" (chosen on only {searched} classes: too high for more)"
+    return said
 
 
 def _where(at: Any) -> str:
@@ -176,9 +192,7 @@ def evaluate(
         write_json(path, {"fingerprints": fingerprints, "points": points})
         say(
             f"test {done}/{len(todo)}: {name}, {_where(n)}: {percent(point['accuracy'])} ± "
-            f"{percent(point['ci95'])} %"
-            + (f", rate {point['learning_rate']:g}" if point["learning_rate"] else "")
-            + f", {point['seconds']:.1f} s"
+            f"{percent(point['ci95'])} %" + _rate(point) + f", {point['seconds']:.1f} s"
         )
     return {f"{name}/{n}": points[f"{name}/{n}"] for name, n in every}
 

@@ -24,7 +24,7 @@ def check(path: Path, name: str, kept: Path) -> None:
     Args:
       path: the document.
       name: of the block.
-      kept: folder of what it is made of.
+      kept: folder of what it is made of, JSON files somewhere below it.
 
     Raises:
       UserError: no Markdown file, one that cannot be read or written, a name that breaks its marks,
@@ -45,10 +45,10 @@ def check(path: Path, name: str, kept: Path) -> None:
                 f"cannot write into {folder}; make it writable or name another document"
             )
     there = path.exists() and _marks(name)[0] in path.read_text(encoding="utf-8")
-    if there and not any(kept.iterdir()):
+    if there and not any(kept.rglob("*.json")):
         raise UserError(
-            f"{path} has the block {name!r}, but {kept}, of which it would be made anew, is empty; "
-            "delete the block, or name another document or --label"
+            f"{path} has the block {name!r}, but {kept}, of which it would be made anew, holds "
+            "no results; delete the block, or name another document or --label"
         )
     with locked(path):  # raises where the lock cannot be made
         pass

@@ -146,8 +146,8 @@ def sgd_point(
     """Choose a learning rate and evaluate the sgd head: one point of the accuracy curve.
 
     `clean`: the rate with the best mean accuracy over `trajectories` streams of validation classes
-    (all of them where there are fewer than `num_classes`, which makes for too high a rate:
-    `trajectories.with_rotations`), then `runs` streams of test classes.
+    (all of them where the pool has fewer than `num_classes`, which makes for too high a rate:
+    `curves.evaluators` gives as many), then `runs` streams of test classes.
     `released`: `trajectories` searches on the very stream that is reported, the most frequent
     winner; one stream for all runs, so that only the initial output layers differ.
 
@@ -208,4 +208,5 @@ def sgd_point(
         "train_accuracy": float(train.mean()),
         "iid_accuracy": iid,
         "search_accuracy": [float(a) for a in found.mean(axis=1)],
+        "search_classes": int(drawn.stream_label.max()) + 1,
     }

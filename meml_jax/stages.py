@@ -129,7 +129,7 @@ def test(
             model.fingerprint,
             step,
             config.test if few else curves.depends_on(name, config.test),
-            *filter(None, (dataset.test_hash,)),
+            *([dataset.test_hash] if dataset.test_hash else []),
         ),
         say=say,
     )

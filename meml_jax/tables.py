@@ -116,7 +116,9 @@ def load(name: str, root: Path) -> Table:
     path = Path(name) if name.endswith(".py") else folder / f"{name}.py"
     if not path.is_file():
         names = sorted(file.stem for file in folder.glob("*.py"))
-        raise UserError(f"--table={name!r}, expected one of {names} or a file")
+        raise UserError(
+            f"--table={name!r}, expected one of {names} or a file{did_you_mean(name, names)}"
+        )
     table = getattr(_module(path), "TABLE", None)
     if not isinstance(table, Table):
         raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")

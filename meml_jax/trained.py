@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meml_jax import checkpoints, meta_train
+from meml_jax import checkpoints, curves, meta_train
 from meml_jax.config import Config
 from meml_jax.files import require_npz
 from meml_jax.learners import LEARNERS
@@ -70,15 +70,22 @@ def chosen_rate(workdir: Path, head: str, capacity: int) -> float:
     """Look up the learning rate that the run's meta-test chose for a head."""
     try:
         results = json.loads((workdir / "results.json").read_text())
-        curves = [results["meta_test"], *results["comparisons"]]
-        points = [p for curve in curves if curve["head"] == head for p in curve["points"]]
+        every = [results["meta_test"], *results["comparisons"]]
+        points = [p for curve in every if curve["head"] == head for p in curve["points"]]
         rates = {p["num_classes"]: p["learning_rate"] for p in points}
-        return float(rates[min(rates, key=lambda n: abs(n - capacity))])
+        rate = float(rates[min(rates, key=lambda n: abs(n - capacity))])
+        version = int(results["points_version"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
             f"{workdir}: no learning rate was chosen for the head {head!r}; run the test stage "
             f"with it in test.heads, or give learning_rate"
         ) from None
+    if version < curves.VERSIONS[head]:
+        raise UserError(
+            f"{workdir}: the learning rate of the head {head!r} was chosen as an earlier version "
+            "did; run the test stage again, or give learning_rate"
+        )
+    return rate
 
 
 def identity(params: Params, config: Config) -> str:

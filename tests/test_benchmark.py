@@ -145,6 +145,8 @@ def test_pages_are_filled(tmp_path):
     assert code == 2 and "'stream'" in err
     with pytest.raises(UserError, match="no <!-- benchmark"):
         benchmark_page.fill("nothing", stored())
+    with pytest.raises(UserError, match="no <!-- end --> after <!-- benchmark: machine"):
+        benchmark_page.fill("<!-- benchmark: machine -->\nkept", stored())
 
 
 def test_the_page_of_the_repository_can_be_filled():

@@ -424,6 +424,9 @@ def test_what_is_no_trained_workdir_is_refused_in_one_line(tmp_path):
     shutil.copytree(smoke, tmp_path / "seeds")
     config = json.loads((smoke / "config.json").read_text()) | {"seeds": 2}
     (tmp_path / "seeds" / "config.json").write_text(json.dumps(config))
+    shutil.copytree(smoke, tmp_path / "old")
+    results = json.loads((smoke / "results.json").read_text()) | {"points_version": 4}
+    (tmp_path / "old" / "results.json").write_text(json.dumps(results))
     cases = [
         (tmp_path / "seeds", {}, "runs of 2 seeds; load one of its folders"),
         (tmp_path / "nowhere", {}, "no readable config.json, expected the --workdir of a run"),
@@ -433,6 +436,7 @@ def test_what_is_no_trained_workdir_is_refused_in_one_line(tmp_path):
         (without("tasks.npz", tmp_path / "a"), {}, "nothing is trained there; run the train stage"),
         (without("checkpoints", tmp_path / "b"), {}, "run the train stage first"),
         (without("results.json", tmp_path / "c"), {"head": "sgd"}, "or give learning_rate"),
+        (tmp_path / "old", {"head": "sgd"}, "was chosen as an earlier version did; run the test"),
         (smoke, {"head": "sgd_reservoir"}, "no learning rate was chosen for the head"),
         (smoke, {"head": "nearest"}, "head='nearest', expected one of"),
         (smoke, {"capacity": 0}, "capacity=0, expected a whole number, at least 1"),

@@ -12,6 +12,7 @@ from meml_jax.config import Config
 from meml_jax.config import TestConfig as Settings
 from meml_jax.learners import get_learner
 from meml_jax.networks import make_network
+from meml_jax.results import points_version
 from meml_jax.settings import override
 from meml_jax.types import Dataset, Split, TrainState
 
@@ -158,29 +159,73 @@ def test_a_run_chooses_the_rate_on_the_part_that_its_protocol_names(
     assert (blind["accuracy"] == point["accuracy"]) == (other == "validation")
 
 
-def test_a_rate_is_chosen_on_streams_as_long_as_those_tested(features, trained, monkeypatch):
+@pytest.mark.parametrize("name", ["sgd", "sgd_reservoir"])
+def test_a_rate_is_chosen_on_streams_as_long_as_those_tested(features, trained, monkeypatch, name):
+    """Two validation classes: for more, these rotated by 90, 180 and 270 degrees join them."""
     network, params = trained
-    few = dataclasses.replace(
-        part("validation"), images=part("validation").images[:8], labels=np.zeros(8, int)
-    )
-    few = dataclasses.replace(few, ids=few.ids[:8], class_names=("one",))
+    whole = part("validation")
+    validation = dataclasses.replace(  # the third class goes; 7 images a class are needed
+        whole, images=whole.images[:16], labels=whole.labels[:16], ids=whole.ids[:16],
+        class_names=whole.class_names[:2],
+    )  # fmt: skip
+    data = dataclasses.replace(dataset(), validation=validation)
     pools = []
 
     def sgd_point(key, params, test, validation, config, *, num_classes, **rest):
-        pools.append((num_classes, validation.table.size.shape[0], len(validation.features)))
+        pools.append(validation)
         return {}
 
     monkeypatch.setattr(curves.meta_test, "sgd_point", sgd_point)
-    for protocol in ("clean", "released"):
-        config = override(CONFIG, {"test.protocol": protocol})
-        data = dataclasses.replace(dataset(), validation=few)
+
+    def pool_of(num_classes, protocol="clean"):
+        config = override(CONFIG, {"test.protocol": protocol, "test.heads": (name,)})
         every = curves.evaluators(
             config, data, network=network, params=params, initial_params=params
         )
-        for classes in (1, 2):
-            every["sgd"](classes)
-    rotated, released = (2, 4, 32), [(classes, WAYS, 8 * WAYS) for classes in (1, 2)]
-    assert pools == [(1, 1, 8), rotated, *released]
+        every[name](num_classes)
+        return pools.pop()
+
+    def first_pixels(images):
+        return images[:, 0, :WIDTH, 0] / 64
+
+    enough = pool_of(2)
+    assert enough.table.size.tolist() == [8, 8]
+    np.testing.assert_array_equal(enough.features, first_pixels(validation.images))
+    more = pool_of(3)
+    assert more.table.size.tolist() == [7] * 8
+    kept = validation.images[np.arange(16) % 8 < 7]
+    for turn in range(4):
+        np.testing.assert_array_equal(
+            more.features[14 * turn : 14 * (turn + 1)],
+            first_pixels(np.rot90(kept, turn, axes=(1, 2))),
+        )
+    assert pool_of(3, "released").table.size.tolist() == [8] * WAYS
+
+
+def test_a_rate_that_was_chosen_on_too_short_streams_is_said(tmp_path):
+    def line(**point):
+        lines = []
+        curves.evaluate(
+            {"sgd": lambda n: {"accuracy": 0.5, "ci95": 0.1, "num_classes": n} | point},
+            (9,),
+            path=tmp_path / "points.json",
+            fingerprint=lambda name: str(point),
+            say=lines.append,
+        )
+        return lines[-1]
+
+    assert ", rate 0.1, 0.0 s" in line(learning_rate=0.1, search_classes=9)
+    said = ", rate 0.1 (chosen on only 8 classes: too high for more), 0.0 s"
+    assert said in line(learning_rate=0.1, search_classes=8)
+    assert "rate" not in line(learning_rate=None)
+
+
+def test_results_say_by_what_version_their_heads_were_judged():
+    def version(*heads):
+        return points_version(override(CONFIG, {"test.heads": heads}))
+
+    assert version("prototype") == 4
+    assert version("prototype", "sgd") == version("sgd_reservoir") == 5
 
 
 def test_a_training_is_judged_on_validation_classes(features, trained):

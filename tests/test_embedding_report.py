@@ -226,7 +226,7 @@ def table(tmp_path, *flags, **values):
 @pytest.mark.parametrize(
     ("flags", "values", "message"),
     [
-        (["--rows=pixels,acay"], {}, "--rows has 'acay', expected one or more of pixels"),
+        (["--rows=pixels,acay"], {}, "or one of them as pca_64; did you mean 'acai'?"),
         (["--stage=train"], {}, "--stage=train: a row is embedded and clustered"),
         (["--rows=pca"], {"seeds": 2}, "seeds=2, expected 1"),
         (["--rows="], {}, "--rows is empty, expected one or more of pixels"),

@@ -99,7 +99,10 @@ def test_what_a_run_was_made_with():
     assert facts["embedding"] == (
         "name acai, steps 4000, dim 256, width 16, depth 3, whiten 0.5, normalize False"
     )
-    # What is said of each is a field; one of a user's own is named.
+    known = {field.name for field in dataclasses.fields(EmbeddingConfig)}
+    assert {name for names in run_facts._OF_EMBEDDING.values() for name in names} <= known
+    assert run_facts._OF_EMBEDDING.keys() == EMBEDDINGS.keys() - {"pixels"}
+    # One of a user's own is named.
     for name in (*EMBEDDINGS, "npz", "mine"):
         said = run_facts.facts(results | {"embedding": {"name": name}})["embedding"]
         assert said.startswith(f"name {name}, ") and said.endswith(", normalize False")

@@ -684,11 +684,18 @@ def test_a_block_is_not_replaced_by_nothing(stored, undrawn, mini, done):
     for results_folder in (kept, stored / "none"):
         code, out, err = call(*flags, f"--results={results_folder}")
         assert code == 2 and out == ""
-        said = f"nothing is stored in {results_folder / 'omniglot'}, so the block 'omniglot, wide'"
-        assert err.startswith(f"error: {said} is left as it is; name the --results")
+        said = f"nothing of use is stored in {results_folder / 'omniglot'}, so the block "
+        assert err.startswith(f"error: {said}'omniglot, wide' is left as it is; name the --results")
         assert programs.snapshot(stored) == before
     code, _, err = call(*flags[:3], f"--results={stored / 'none'}", "--label=new")
-    assert code == 2 and "nothing is stored in" in err and not (stored / "doc" / "new").exists()
+    assert code == 2 and "nothing of use is stored in" in err
+    assert not (stored / "doc" / "new").exists()
+    paths = sorted((stored / "omniglot").glob("*/seed*/results.json"))
+    for old in paths:
+        old.write_text(json.dumps(json.loads(old.read_text()) | {"points_version": 1}))
+    code, _, err = call(*flags[:3], f"--results={stored}", "--label=new")
+    why = f"(left out: {paths[0]} (judged as an earlier version did; the same command judges anew)"
+    assert code == 2 and f"{why}; {len(paths)} in all)" in err
     # Where all rows fail there is nothing either.
     more = (f"--table={mini}", "--budget=smoke", "--rows=oml", f"--results={stored / 'new'}")
     code, out, _ = call(*more, f"--write_docs={path}", "--label=new")

@@ -168,7 +168,7 @@ def split_sizes(
         needed = dict(zip((rest, *shares), (MIN_CLASSES, *sizes), strict=True))
         each = ", ".join(f"{size} for {name}" for name, size in needed.items())
         if max(sizes) > MIN_CLASSES:
-            cure += ", or lower data.validation_fraction or data.test_fraction"
+            cure += f", or lower {' or '.join(f'data.{name}_fraction' for name in shares)}"
         raise UserError(
             f"got {num_classes} classes, needed at least {sum(needed.values())}: {each}; add "
             f"classes{cure}"
