@@ -763,7 +763,7 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, mo
     assert code == 2 and f"{file} (damaged" in err and path.read_text() == before
     shutil.rmtree(kept)
     code, _, err = call(*flags, f"--results={stored}")
-    assert code == 2 and "is empty; delete the block" in err and path.read_text() == before
+    assert code == 2 and "holds no results; delete the block" in err and path.read_text() == before
 
 
 OLDER = {  # than the keeping of results
