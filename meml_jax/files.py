@@ -121,8 +121,8 @@ def write_npz(path: str | os.PathLike[str], **arrays: Any) -> None:
 
 
 _DAMAGE = (  # what zipfile and NumPy raise, by the place of a wrong bit
-    TypeError, AttributeError, EOFError, KeyError, RuntimeError, NotImplementedError, MemoryError,
-    zipfile.BadZipFile, zlib.error,
+    TypeError, AttributeError, EOFError, KeyError, RuntimeError, MemoryError, zipfile.BadZipFile,
+    zlib.error,
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self, TextIO
 from tqdm import tqdm
 
 from meml_jax.files import write_atomic, writing
+from meml_jax.rounding import short
 from meml_jax.types import UserError
 
 FILE_NAME = "metrics.jsonl"
@@ -54,12 +55,6 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             ) from error
         records.append(record)
     return records
-
-
-def _short(value: float) -> str:
-    """Write a number in three digits, without an exponent where it is large: 1530."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:g}"
 
 
 class Progress:
@@ -113,7 +108,7 @@ class Progress:
         rate = (done - before) / max(now - since, 1e-9)
         parts = [f"{self._label}: {done}" + (f"/{total}" if total else "")]
         if rate > 0:  # else more is said of the same step, e.g. its validation
-            parts.append(f"{_short(rate)} {self._unit}/s")
+            parts.append(f"{short(rate)} {self._unit}/s")
         if last:
             parts.append(f"took {tqdm.format_interval(now - since)}")
         elif total and rate > 0:

@@ -1,4 +1,4 @@
-"""Numbers as the reports write them."""
+"""Numbers as reports and the console write them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def plain(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def short(value: float) -> str:
+    """Write a number in three digits, without an exponent where it is large: 1530."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:g}"
