@@ -50,6 +50,7 @@ from embedding_table import FINISHED, block, check_keeping, read_row, stored, ta
 from meml_jax import (
     choices,
     clustering,
+    devices,
     documents,
     embedding_report,
     embeddings,
@@ -218,6 +219,7 @@ def main(argv: list[str]) -> int:
         return 0
 
     def work() -> int:
+        devices.check_single()
         config, workdir, stage = run.parse(argv)
         if stage != "all":
             raise UserError(f"--stage={stage}: a row is embedded and clustered, leave it out")

@@ -10,7 +10,8 @@ experiments/run.py in RESULTS/TABLE/ROW/seedN. Finished ones are skipped, stoppe
 what two runs have in common (embedding, clusters, training) is made once. Several processes may
 share a results folder: each takes rows that no other has. Overrides hold for all rows. The report
 is RESULTS/TABLE/report.md, .csv and .html. Data sets lie in `--data_root`, in folders of their
-names, or where `--config.data.dir` says. Exit code 1: a row failed, the others are done.
+names, or where `--config.data.dir` says. Exit code 1: a row failed, or its report, the others are
+done. Rows that another process is still at are no failure; the last lines name them.
 
 The results that a document's block is made of are kept beside the document, for docs/results.md in
 docs/results/LABEL/TABLE: those in RESULTS are added there, what else is there stays in the block.
@@ -23,6 +24,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     import starting  # noqa: F401, before what takes seconds to import
 
+import contextlib
 import functools
 import gc
 import json
@@ -42,6 +44,7 @@ from console import exit_code, leave, say, split_overrides, user_errors
 from meml_jax import (
     checks,
     comparison,
+    devices,
     documents,
     sharing,
     stored_results,
@@ -87,6 +90,8 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
         root = FLAGS.data_root and expand_home(FLAGS.data_root)
         choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
         settings = functools.partial(tables.settings, table, root=ROOT)
+        if FLAGS.rows == []:
+            raise UserError(f"--rows is empty, expected one or more of {', '.join(table.rows)}")
         names = FLAGS.rows or list(table.rows)
         if not all(seed.isdigit() for seed in FLAGS.seeds) or not FLAGS.seeds:
             raise UserError(f"--seeds={','.join(FLAGS.seeds)}, expected numbers such as 0,1")
@@ -99,8 +104,13 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
             for name in names
             for seed in seeds
         }
+        chosen = {name: config for (name, _), config in runs.items()}
+        tables.check_rows(table, chosen, ROOT, FLAGS.budget)
     for config in runs.values():
         checks.before_loading(config)
+    if root and not FLAGS.report_only:
+        for name in tables.without_folder(chosen.values()):
+            say(f"data: {root} has no folder {name}; it is fetched, if that can be")
     return table, runs
 
 
@@ -180,7 +190,8 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
                 message = f"{title}: {kind}{str(error).partition(chr(10))[0]}"
                 say(f"error: {message}")
                 failed.append(message)
-        write_report(table)
+        with contextlib.suppress(UserError, OSError):  # hours of other rows; it is told at the end
+            write_report(table)
     for row, seed in others:
         if not finished(runs[row, seed], workdir_of(row, seed)):
             say(f"== {row}, seed {seed}: still with another process; the same command looks again")
@@ -189,10 +200,11 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 
 def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
-    stored = stored_results.read(folder(), say=say)
-    lines = lines_of(table, stored)
-    drawn = table_report.draw(folder(), table, lines)
-    table_report.write(folder(), table, lines, commands(table, lines), drawn)
+    with lock(folder() / ".report.lock", wait=True):  # no process leaves an older one
+        stored = stored_results.read(folder(), say=say)
+        lines = lines_of(table, stored)
+        drawn = table_report.draw(folder(), table, lines)
+        table_report.write(folder(), table, lines, commands(table, lines), drawn)
     say(f"report: {folder() / 'report.html'}")
     if FLAGS.write_docs:
         with documents.locked(expand_home(FLAGS.write_docs)):
@@ -227,6 +239,11 @@ def check_document(runs: Runs) -> None:
         raise UserError(f"--label={FLAGS.label!r}, expected the name of a folder")
     if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
         raise UserError(f"--write_docs={document} is the table's report; name another document")
+    if kept.resolve() == folder().resolve() and not FLAGS.report_only:
+        raise UserError(
+            f"{kept} would hold runs and what is kept of them; name another document, --label or "
+            "--results"
+        )
     every = stored_results.read_kept(kept)
     left_out: list[str] = []
     stored = stored_results.read(folder(), say=left_out.append)
@@ -245,22 +262,26 @@ def check_document(runs: Runs) -> None:
 
 def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
     """Make the table's lines of what is stored."""
-    choice = tables.Choice(presets=FLAGS.presets)
-    configs = {name: tables.settings(table, name, ROOT, choice, seed=0) for name in table.rows}
-    return comparison.make_lines(table, configs, stored)
+
+    def bare(name: str) -> Config:
+        choice = tables.Choice(presets=tables.presets_of(table, name, ROOT, FLAGS.presets))
+        return tables.settings(table, name, ROOT, choice, seed=0)
+
+    return comparison.make_lines(table, {name: bare(name) for name in table.rows}, stored)
 
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
     """Write the commands that make what the lines hold, from the settings stored with it."""
-    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    rows: dict[tuple[tuple[int, ...], tables.Flags], list[str]] = {}
     for line in table_sheets.trainings(lines):
         config = table_sheets.config_of(line)
-        flags_ = tables.flags_for(table, line.row, ROOT, config, presets=FLAGS.presets)
+        presets = tables.presets_of(table, line.row, ROOT, FLAGS.presets)
+        flags_ = tables.flags_for(table, line.row, ROOT, config, presets=presets)
         rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [
         f"python experiments/tables.py --table={FLAGS.table} --rows={','.join(names)} "
-        f"--seeds={','.join(map(str, seeds))} --data_root=DIR {rest}"
-        for (seeds, rest), names in rows.items()
+        f"--seeds={','.join(map(str, seeds))} --data_root=DIR {flags_.text}"
+        for (seeds, flags_), names in rows.items()
     ]
 
 
@@ -271,11 +292,17 @@ def main(argv: list[str]) -> int:
         return 0
 
     def work() -> int:
+        devices.check_single()
         table, runs = parse(argv)
         if FLAGS.write_docs:
             check_document({} if FLAGS.report_only else runs)
         failed = [] if FLAGS.report_only else do_all(table, runs)
-        write_report(table)
+        try:
+            write_report(table)
+        except UserError as error:
+            if FLAGS.report_only:
+                raise
+            failed.append(f"the report: {error}")
         for message in failed:
             print(f"failed: {message}", file=sys.stderr)
         return 1 if failed else 0

@@ -63,6 +63,19 @@ def connect(environ: Mapping[str, str] = os.environ) -> None:
         ) from None
 
 
+def check_single(environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse `VARIABLES` where each process does runs of its own, and none would join another's.
+
+    Raises:
+      UserError: one of them is set.
+    """
+    if several := [name for name in VARIABLES if environ.get(name)]:
+        raise UserError(
+            f"{', '.join(several)} set, which joins processes to one run of experiments/run.py; "
+            "unset them, processes of this program share work by its folder"
+        )
+
+
 def process() -> int:
     """Index of this process; what it prints and writes is what process 0 prints and writes."""
     return jax.process_index() if jax.distributed.is_initialized() else 0

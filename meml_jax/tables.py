@@ -8,7 +8,7 @@ import importlib.util
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -172,27 +172,49 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     return _overridden(config, choice.overrides) if choice.overrides else config
 
 
-def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> str:
+def presets_of(table: Table, name: str, root: Path, presets: str) -> str:
+    """Return those presets, chosen for all rows, that a row may have: all of them or none."""
+    try:
+        settings(table, name, root, Choice(presets=presets), seed=0)
+    except UserError:  # its config file does not have them, as a table's rows may have several
+        return ""
+    return presets
+
+
+class Flags(NamedTuple):
+    """Flags of experiments/tables.py.
+
+    Attributes:
+      text: as on the command line.
+      replaced: the values that their overrides replace; rows of others cannot share the flags.
+    """
+
+    text: str
+    replaced: tuple[Any, ...]
+
+
+def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> Flags:
     """Write the flags of experiments/tables.py that give a row the settings `config`.
 
     The budget is the one that needs the fewest overrides; where the data lie, and the seed, are
     left out.
     """
 
-    def missing(budget: str) -> dict[str, Any]:
+    def missing(budget: str) -> dict[str, tuple[Any, Any]]:
         choice = Choice(budget, presets)
         start = flatten(settings(table, name, root, choice, seed=config.seed))
-        return {k: v for k, v in flatten(config).items() if k not in PLACES and v != start[k]}
+        pairs = {k: (start[k], v) for k, v in flatten(config).items() if k not in PLACES}
+        return {k: (before, v) for k, (before, v) in pairs.items() if v != before}
 
     needed = {budget: missing(budget) for budget in reversed(BUDGETS)}
     budget = min(needed, key=lambda name: len(needed[name]))
     words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
-    for field, value in needed[budget].items():
+    for field, (_, value) in needed[budget].items():
         text = str(value)
         if isinstance(value, tuple):
             text = f"({','.join(map(str, value))},)" if value else "()"
         words.append(shlex.quote(f"--config.{field}={text}"))
-    return " ".join(words)
+    return Flags(" ".join(words), tuple(before for before, _ in needed[budget].values()))
 
 
 def overridden_fields(overrides: Iterable[str]) -> list[str]:
@@ -223,6 +245,40 @@ def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> 
                 )
 
 
+def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: str) -> None:
+    """Refuse settings that make a row into another one, whose name it would not have.
+
+    A row keeps its values of the fields in which the rows of its part differ that start from the
+    same config file, all but how long it trains, which a budget decides as well.
+
+    Args:
+      table: the table.
+      configs: of the rows chosen, with the user's presets and overrides.
+      root: folder that the config files' paths start from.
+      budget: the user's.
+
+    Raises:
+      UserError: names the row, the field and both values.
+    """
+    bare = {
+        name: flatten(settings(table, name, root, Choice(budget), seed=0)) for name in table.rows
+    }
+    for name, config in configs.items():
+        row, own = table.rows[name], bare[name]
+        alike = [
+            bare[other]
+            for other, one in table.rows.items()
+            if (one.part, one.config) == (row.part, row.config)
+        ]
+        for field, value in flatten(config).items():
+            free = field in BUDGETS["short"] or value == own[field]
+            if not free and any(other[field] != own[field] for other in alike):
+                raise UserError(
+                    f"row {name!r} is one of {field}={own[field]!r}, got {value!r}; name the row "
+                    "that has it with --rows, or leave out the preset or override that sets it"
+                )
+
+
 def _folders(config: Config, root: Path | None) -> dict[str, Any]:
     """Folders of the data sets below `root`, those that are there."""
     if root is None:
@@ -232,6 +288,12 @@ def _folders(config: Config, root: Path | None) -> dict[str, Any]:
     names = {"data.dir": config.data.name, "test_data.dir": config.test_data.name}
     folders = {field: root / name for field, name in names.items() if name}
     return {field: str(folder) for field, folder in folders.items() if folder.is_dir()}
+
+
+def without_folder(configs: Iterable[Config]) -> list[str]:
+    """Name the data sets that are not generated and have no folder."""
+    every = (part for config in configs for part in (config.data, config.test_data))
+    return sorted({part.name for part in every if part.name and not part.dir} - {"glyphs"})
 
 
 def _overridden(config: Config, overrides: Sequence[str]) -> Config:

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -183,7 +184,8 @@ def test_what_a_row_is(tmp_path):
     config = settings("omniglot", "meml", "short", overrides=overrides)
     assert config.train.steps == 7 and config.test.num_classes == (2, 4)
     flags = tables.flags_for(table("omniglot"), "meml", ROOT, config)
-    assert flags == "--budget=paper --config.train.steps=7 '--config.test.num_classes=(2,4,)'"
+    assert flags.text == "--budget=paper --config.train.steps=7 '--config.test.num_classes=(2,4,)'"
+    assert flags.replaced == (40_000, (10, 50, 75, 100, 150, 200))
 
 
 def test_flags_give_back_the_settings(tmp_path):
@@ -194,7 +196,7 @@ def test_flags_give_back_the_settings(tmp_path):
         ("ood", "meml_omniglot"),
     ):
         config = settings(name, row, "smoke", seed=5, overrides=overrides)
-        words = tables.flags_for(table(name), row, ROOT, config).replace("'", "").split()
+        words = tables.flags_for(table(name), row, ROOT, config).text.replace("'", "").split()
         budget = words.pop(0).removeprefix("--budget=")
         assert settings(name, row, budget, seed=5, overrides=tuple(words)) == config
 
@@ -216,6 +218,10 @@ def test_flags_give_back_the_settings(tmp_path):
         (["--table=omniglot", "--presets=acaii"], "unknown preset 'acaii'"),
         (["--table=best", "--presets=contrastive"], "than row 'embedding', whose own presets set"),
         (["--table=ood", "--presets=contrastive"], "whose own presets set 'deepcluster'; leave"),
+        (["--table=omniglot", "--presets=oml"], "of learner='meml', got 'oml'"),
+        (["--table=omniglot", "--rows=oml", "--config.learner=meml"], "learner='oml', got 'meml'"),
+        (["--table=few_shot", "--presets=shots5", "--rows=maml_20_1"], "episodes.shots=1, got 5"),
+        (["--table=omniglot", "--rows="], "--rows is empty, expected one or more of oracle_oml,"),
         (["--table=omniglot", "--budget=huge"], "huge"),
         (["--table=omniglot", "--row=oml"], "Unknown command line flag 'row'"),
         (["--table=omniglot", "oml"], "got the argument 'oml'"),
@@ -227,6 +233,44 @@ def test_wrong_command_lines(tmp_path, flags, message):
     assert code == 2 and err.startswith("error: ") and len(err.splitlines()) == 1, out + err
     assert message in err
     assert not (tmp_path / "results").exists()
+
+
+def test_rows_that_start_from_several_files_take_the_presets_that_they_have(tmp_path, undrawn):
+    """One file's presets, and one call's overrides, need not fit the rows of another file."""
+    of_rows = functools.partial(tables.presets_of, table("cost"), root=ROOT)
+    assert of_rows("omniglot_oml", presets="contrastive") == "contrastive"
+    assert of_rows("mini_imagenet_oml", presets="contrastive") == ""
+    for name in ("omniglot_oml", "mini_imagenet_oml"):  # as two calls make them
+        config = settings("cost", name, overrides=("--config.train.steps=400",))
+        folder = tmp_path / "cost" / name / "seed0"
+        folder.mkdir(parents=True)
+        stored = results(config, sgd=(0.5, 0.5))
+        (folder / "results.json").write_text(json.dumps(stored))
+    flags = ("--table=cost", f"--results={tmp_path}", "--presets=contrastive", "--report_only")
+    flags += ("--rows=omniglot_oml",)
+    code, out, err = call(*flags)
+    text = (tmp_path / "cost" / "report.md").read_text()
+    commands = re.findall("^ +python .*--table=cost (--rows.*)", text, re.MULTILINE)
+    assert code == 0 and len(commands) == 2, (out, err, commands)
+    for command in commands:
+        words = command.replace("--data_root=DIR", f"--data_root={tmp_path}")
+        assert call("--table=cost", *shlex.split(words), "--report_only")[0] == 0
+
+
+def test_several_hosts_are_refused(monkeypatch):
+    monkeypatch.setenv("JAX_PROCESS_ID", "1")
+    code, _, err = call("--table=omniglot")
+    assert code == 2 and err.startswith("error: JAX_PROCESS_ID set, which joins processes")
+
+
+def test_data_that_are_not_below_the_root_are_named(tmp_path, done, mini):
+    (tmp_path / "data" / "omniglot").mkdir(parents=True)
+    configs = [
+        settings("film_cifar100", "oracle_oml", data_root=tmp_path / "data"),
+        settings("omniglot", "oml", data_root=tmp_path / "data"),
+    ]
+    assert tables.without_folder(configs) == ["cifar100"]
+    assert tables.without_folder([configs[1]]) == []
 
 
 def test_help_shows_how():
@@ -755,6 +799,10 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, mo
     report = stored / "omniglot" / "report.md"
     code, _, err = call(*flags[:2], f"--results={stored}", f"--write_docs={report}")
     assert code == 2 and "is the table's report" in err
+    code, _, err = call(
+        "--table=omniglot", f"--results={stored}", f"--write_docs={stored.with_suffix('.md')}"
+    )
+    assert code == 2 and "would hold runs and what is kept of them" in err
     # What is kept is whole, or nothing is made of it; a block that nothing is kept of stays.
     file = kept / "omniglot" / "meml" / "seed1" / "results.json"
     content = file.read_text()
@@ -840,6 +888,17 @@ def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_pat
     path = tmp_path / "mini" / "oracle" / "seed0" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": -1}))
     assert not program().finished(from_dict(json.loads(path.read_text())["config"]), path.parent)
+
+
+def test_a_report_that_cannot_be_written_does_not_stop_the_rows(tmp_path, mini, done, monkeypatch):
+    def write_report(table):
+        raise UserError("the marks are gone")
+
+    monkeypatch.setattr(program(), "write_report", write_report)
+    flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=oracle,meml")
+    code, _, err = call(*flags)
+    assert code == 1 and done == [("oracle", 0), ("meml", 0)]
+    assert err == "failed: the report: the marks are gone\n"
 
 
 def test_results_of_another_version_of_the_embedding_are_not_finished(tmp_path, undrawn):
