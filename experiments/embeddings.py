@@ -63,7 +63,7 @@ from meml_jax import (
 from meml_jax.config import Config
 from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
-from meml_jax.files import expand_home, load_npz, read_json, write_atomic, write_json
+from meml_jax.files import expand_home, load_npz, lock, read_json, write_atomic, write_json
 from meml_jax.settings import from_dict, override
 from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, Split, UserError
@@ -172,7 +172,11 @@ def compare(
         if read_row(path.parent)["settings"] == wanted[name]:
             say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
             continue
-        row = measure(each, dataset, path.parent)
+        with lock(path.parent.with_name(f".{path.parent.name}.lock")) as ours:
+            if not ours:
+                say("another process is at it; the same command looks again")
+                continue
+            row = measure(each, dataset, path.parent)
         say(f"figures in {path.parent / 'figures'}")
         write_json(
             path, row | {"settings": wanted[name], "images": images.content_hash, "flags": flags_}

@@ -19,6 +19,7 @@ from PIL import Image
 from meml_jax import embedding_figures, embedding_report, presets
 from meml_jax.config import Config
 from meml_jax.embeddings import acai
+from meml_jax.files import lock
 from meml_jax.settings import override
 from meml_jax.types import Clusters, Dataset, Split, TaskTable
 
@@ -287,6 +288,10 @@ def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
     assert code == 0, err
     tmp_path = tmp_path / "rows"
     assert lines[lines.index("== contrastive") + 1].startswith("finished, in")
+    with lock(tmp_path / "pca" / ".seed0.lock"):  # another process's row is passed over
+        code, others, _ = table(tmp_path, "--rows=pca,contrastive", **values)
+    assert code == 0 and others[others.index("== pca") + 1].startswith("another process is at it")
+    assert "== contrastive" in others and not (tmp_path / "pca" / "seed0").exists()
     ward = lines[lines.index("== contrastive_ward") :]
     assert any(line.startswith("embed: reuses 10 steps of") for line in ward)
     # Trained anew with other settings, it is no twin any more.
