@@ -200,26 +200,28 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
 
 def write_report(table: tables.Table) -> None:
     """Write the report of what is stored, and the block of the document that the user named."""
+    document = FLAGS.write_docs and expand_home(FLAGS.write_docs)
+    if document and kept_folder().resolve() == folder().resolve():  # the block is its report
+        with documents.locked(document):
+            write_block(table, stored_results.read_kept(folder(), say=say))
+        return
     with lock(folder() / ".report.lock", wait=True):  # no process leaves an older one
         stored = stored_results.read(folder(), say=say)
         lines = lines_of(table, stored)
         drawn = table_report.draw(folder(), table, lines)
         table_report.write(folder(), table, lines, commands(table, lines), drawn)
     say(f"report: {folder() / 'report.html'}")
-    if FLAGS.write_docs:
-        with documents.locked(expand_home(FLAGS.write_docs)):
-            write_block(table, stored, table_report.of_trainings(drawn))
+    if document:
+        with documents.locked(document):
+            every = stored_results.keep(stored, kept_folder(), say=say)
+            for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
+                write_atomic(kept_folder() / name, (folder() / name).read_bytes())
+            write_block(table, every)
 
 
-def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Sequence[str]) -> None:
-    """Keep results, and figures that trainings have drawn, and write the block of all kept."""
+def write_block(table: tables.Table, every: stored_results.Stored) -> None:
+    """Write the document's block of all that is kept, and its figures."""
     document, kept = expand_home(FLAGS.write_docs), kept_folder()
-    if kept.resolve() == folder().resolve():
-        every = stored_results.read_kept(kept)
-    else:
-        every = stored_results.keep(stored, kept)
-        for name in drawn if FLAGS.figures else []:
-            write_atomic(kept / name, (folder() / name).read_bytes())
     if not every:  # as where all rows have failed
         say(f"nothing is stored in {folder()}; the block {block()!r} is left as it is")
         return
@@ -230,6 +232,7 @@ def write_block(table: tables.Table, stored: stored_results.Stored, drawn: Seque
     heading = table.title + (FLAGS.label and f", {FLAGS.label}")
     text = table_report.document_text(heading, lines, commands(table, lines), shown)
     documents.write_block(document, block(), text)
+    say(f"{document}: wrote the block {block()!r}")
 
 
 def check_document(runs: Runs) -> None:
@@ -244,7 +247,7 @@ def check_document(runs: Runs) -> None:
             f"{kept} would hold runs and what is kept of them; name another document, --label or "
             "--results"
         )
-    every = stored_results.read_kept(kept)
+    every = stored_results.read_kept(kept, say=say)
     left_out: list[str] = []
     stored = stored_results.read(folder(), say=left_out.append)
     if FLAGS.report_only and not every and not stored:

@@ -1,4 +1,4 @@
-"""Attention weights of a trained network over clusters, to be looked at."""
+"""Images of some clusters, and a trained network's attention weights over them, to be looked at."""
 
 from __future__ import annotations
 
@@ -31,6 +31,29 @@ class AttendedCluster(NamedTuple):
     size: int
 
 
+def pick(
+    table: TaskTable, *, num_clusters: int = NUM_CLUSTERS, most_images: int = MOST_IMAGES
+) -> list[tuple[np.ndarray, int]]:
+    """Pick clusters that lie evenly over the range of sizes, smallest first.
+
+    Args:
+      table: clusters, on the host.
+      num_clusters: clusters to pick.
+      most_images: of a larger cluster so many are taken, evenly over it.
+
+    Returns:
+      Of each its dataset positions int32 [n], and how many images it has, n or more.
+    """
+    order = np.argsort(table.size, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(num_clusters, len(order))).astype(int)
+    picked = []
+    for c in order[places]:
+        size = int(table.size[c])
+        rows = np.linspace(0, size - 1, min(size, most_images)).astype(int)
+        picked.append((table.index[table.start[c] + rows], size))
+    return picked
+
+
 def attend(
     params: Params,
     images: np.ndarray,
@@ -41,35 +64,28 @@ def attend(
     num_clusters: int = NUM_CLUSTERS,
     most_images: int = MOST_IMAGES,
 ) -> list[AttendedCluster]:
-    """Weigh the images of clusters that lie evenly over the range of sizes, as training does.
+    """Weigh the images of the clusters that `pick` picks, as training does.
 
     Args:
-      params: parameters by role; without `attention` all weights of a cluster are equal.
+      params: parameters by role, `attention` among them.
       images: uint8 [N, H, W, C].
       table: clusters, on the host.
       network: pure functions.
       options: of the pooling, those of the training; eq. (1) where all of them are off.
-      num_clusters: clusters to pick.
-      most_images: of a larger cluster so many are taken, evenly over it.
+      num_clusters: as `pick` has it.
+      most_images: likewise.
 
     Returns:
       The clusters that were picked, smallest first.
     """
-    order = np.argsort(table.size, kind="stable")
-    places = np.linspace(0, len(order) - 1, min(num_clusters, len(order))).astype(int)
-    picked = []
-    for c in order[places]:
-        size = int(table.size[c])
-        rows = np.linspace(0, size - 1, min(size, most_images)).astype(int)
-        picked.append((table.index[table.start[c] + rows], size))
+    picked = pick(table, num_clusters=num_clusters, most_images=most_images)
     positions = np.concatenate([rows for rows, _ in picked])
     group = np.repeat(np.arange(len(picked)), [len(rows) for rows, _ in picked])
     features = encode(params, images[positions], network=network)
 
     def score(features: Array) -> Array:
         # f_rho reads relu(P); encode gives P or relu(P), and relu(relu(P)) = relu(P).
-        equal = jnp.zeros_like(features[:, 0])
-        return network.score(params, features) if "attention" in params else equal
+        return network.score(params, features)
 
     mask, owner = jnp.ones(len(group), bool), jnp.asarray(group, jnp.int32)
     _, alpha = aggregate(score, features, owner, mask, len(picked), options=options)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES, depends_on
+from meml_jax.paper import Published
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
@@ -16,6 +17,9 @@ from meml_jax.tables import PLACES, Table
 from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
+NO_WIDTH = 1e-9  # of an interval: the spread of equal accuracies is 0 but for rounding
+COMPARED = ("above", "within", "below")
+"""What a verdict says of ours and the paper's; any other one says why nothing can be said."""
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
@@ -50,12 +54,13 @@ class Line:
       head: that was tested.
       kind: oracle, unsupervised or baseline.
       named: whether the table names it, other heads aside.
-      paper: the paper's accuracies in %, as far as it has them.
+      paper: the paper's accuracies, as far as it has them.
       cells: ours, as far as they are measured.
       seeds: of ours.
       steps: of meta-training; None: not run, or not trained.
       results: `results.json` of each seed.
       beside: row that this one is compared with, run by run; none if empty.
+      defined: settings of its row as the table has them, whatever seed, budget and overrides.
     """
 
     part: str
@@ -64,12 +69,13 @@ class Line:
     head: str
     kind: str
     named: bool
-    paper: Mapping[At, float]
+    paper: Mapping[At, Published]
     cells: Mapping[At, Cell]
     seeds: tuple[int, ...] = ()
     steps: int | None = None
     results: tuple[dict[str, Any], ...] = ()
     beside: str = ""
+    defined: Config | None = None
 
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
@@ -89,21 +95,45 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     return Cell(float(point["accuracy"]), half, runs, chance, means)
 
 
-def verdict(cell: Cell, published: float) -> str:
-    """Say where our interval lies against the paper's number in %: above, within or below."""
+def verdict(cell: Cell, published: Published) -> str:
+    """Say where our interval lies against the paper's number: one of `COMPARED`.
+
+    Within: it holds the number or, where that has a ±, meets the paper's interval. It is no
+    comparison where ours could be guessed, `at chance`, or where the interval has no width since
+    all runs are equal, `no spread`: a head that names one class only is 50.0 ± 0.0 % of two.
+    """
+    half = cell.ci95 + NO_WIDTH
+    if abs(cell.accuracy - cell.chance) <= half:
+        return "at chance"
+    if cell.ci95 <= NO_WIDTH:
+        return "no spread"
     gap = cell.accuracy - published / 100
-    if abs(gap) <= cell.ci95:
+    if abs(gap) <= half + (published.half or 0.0) / 100:
         return "within"
     return "above" if gap > 0 else "below"
 
 
 def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
-    """Tell whether ours is the best of `lines` there; oracles only count where all rows are."""
-    measured = [one for one in lines if at in one.cells]
+    """Tell whether ours is the best there of those of `lines` that have the same test.
+
+    Oracles only count where all rows are.
+    """
+    measured = [one for one in lines if at in one.cells and _test(one) == _test(line)]
     unsupervised = any(one.kind == "unsupervised" for one in measured)
     fair = [one for one in measured if one.kind != "oracle" or not unsupervised]
     top = max((one.cells[at].accuracy for one in fair), default=None)
     return any(one is line and one.cells[at].accuracy == top for one in fair)
+
+
+def _test(line: Line) -> tuple[Any, ...]:
+    """List what an accuracy is that of: images and streams, however often they are drawn."""
+    if not line.results:
+        return ()
+    first = line.results[0]
+    config, images = first["config"], first.get("test_hash") or first.get("content_hash")
+    ways = config.get("episodes", {}).get("ways")  # whose shots are the column's
+    named = ("protocol", "queries", *(() if ways else ("shots",)))
+    return images, *(config["test"].get(name) for name in named)
 
 
 def points_of(results: Mapping[str, Any], head: str) -> dict[At, Mapping[str, Any]]:
@@ -187,14 +217,12 @@ def _of_row(
 ) -> list[Line]:
     """Make the lines of one training; seeds of other settings give lines of their own."""
     row, groups = table.rows[name], _same_settings(runs)
-    if groups:  # what was done, whatever the table would do now
-        config = from_dict(runs[groups[0][0]]["config"])
-    oracle = config.tasks.labels == "true"
-    kind = "oracle" if oracle else "unsupervised"
-    published = _published(config)
+    # What was done, whatever the table would do now; of groups, each its own.
+    configs = [from_dict(runs[seeds[0]]["config"]) for seeds in groups]
     first = next(iter(row.lines.values()))
     lines: list[Line] = []
-    for seeds in groups:
+    for seeds, used in zip(groups, configs, strict=True):
+        published = _published(used)
         results = tuple(runs[seed] for seed in seeds)
         test = results[0]["meta_test"]
         curves = {curve["head"]: curve for curve in (test, *results[0]["comparisons"])}
@@ -207,7 +235,7 @@ def _of_row(
                 name,
                 str(curve["name"]) if baseline else title + others,
                 head,
-                "baseline" if baseline else kind,
+                "baseline" if baseline else _kind(used),
                 head in row.lines or baseline,
                 published.get(title, {}) if head in row.lines else {},
                 _cells(results, head),
@@ -215,11 +243,13 @@ def _of_row(
                 None if baseline else int(results[0]["meta_train"]["steps"]),
                 results,
                 row.beside,
+                config,
             )
             lines.append(line)
-    done = {line.head for line in lines}
+    done, used = {line.head for line in lines}, [*configs, config][0]
+    kind, published = _kind(used), _published(used)
     lines += [
-        Line(row.part, name, title, head, kind, True, published.get(title, {}), {})
+        Line(row.part, name, title, head, kind, True, published.get(title, {}), {}, defined=config)
         for head, title in row.lines.items()
         if head not in done
     ]
@@ -246,7 +276,11 @@ def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _published(config: Config) -> Mapping[str, Mapping[Any, float]]:
+def _kind(config: Config) -> str:
+    return "oracle" if config.tasks.labels == "true" else "unsupervised"
+
+
+def _published(config: Config) -> Mapping[str, Mapping[Any, Published]]:
     """The paper's rows for the data set, or pair of data sets, of a run."""
     other = config.test_data.name
     dataset = f"{config.data.name}_{other}" if other else config.data.name

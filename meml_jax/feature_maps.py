@@ -64,7 +64,14 @@ def of_clusters(
         for word, pick in (("highest", np.argmax), ("lowest", np.argmin)):
             names.append(f"{word} of {cluster.size}")
             images.append(cluster.images[pick(cluster.alpha)])
-    maps = feature_maps(params, np.stack(images), channels=channels)
+    return of_images(params, np.stack(images), names, channels=channels)
+
+
+def of_images(
+    params: Params, images: np.ndarray, names: Sequence[str], *, channels: int
+) -> list[MappedImage]:
+    """Map images uint8 [n, H, W, C], which the figure calls by n names."""
+    maps = feature_maps(params, images, channels=channels)
     return [
         MappedImage(name, image, [layer[i] for layer in maps])
         for i, (name, image) in enumerate(zip(names, images, strict=True))

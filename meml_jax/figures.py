@@ -83,6 +83,7 @@ def cluster_grid(
     clusters: Sequence[AttendedCluster],
     path: str | os.PathLike[str],
     *,
+    kind: str = "cluster",
     max_images: int = 14,
 ) -> None:
     """Draw clusters as rows of images, highest attention first, framed by their weight.
@@ -90,6 +91,7 @@ def cluster_grid(
     Args:
       clusters: one a row.
       path: PNG to write.
+      kind: what a row is, for the title.
       max_images: of a larger cluster the highest and the lowest weights are shown.
     """
     columns = min(max_images, max(len(alpha) for _, alpha, _ in clusters))
@@ -122,7 +124,7 @@ def cluster_grid(
                 )
                 ax.text(left + 0.42, top - 1, f"{alpha[i]:.3f}", ha="center", va="top", fontsize=7)
         ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
-        ax.set_title("images of each cluster by attention weight")
+        ax.set_title(f"images of each {kind} by attention weight")
         ax.axis("off")
         look: Any = {"aspect": 25, "pad": 0.01, "extend": extend}
         bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, **look)
@@ -133,12 +135,13 @@ def cluster_grid(
         save(figure, path)
 
 
-def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str]) -> None:
+def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str], *, images: str) -> None:
     """Draw images beside the maps of each convolution, which has one scale for all images.
 
     Args:
       rows: one image a row.
       path: PNG to write.
+      images: what the images are, for the title.
     """
     columns = 1 + len(rows[0].maps)
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
@@ -158,7 +161,7 @@ def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str]) -> N
             ax.spines[:].set_visible(False)
         figure.suptitle(
             "mean of the channels after each convolution, dark 0, bright the column's highest;\n"
-            "images of the highest and lowest attention weight in clusters of so many images",
+            + images,
             fontsize=9,
         )
         save(figure, path)

@@ -15,10 +15,12 @@ def percent(share: float | None) -> str:
 
 
 def plain(value: Any) -> str:
-    """Give a number in four digits, whole numbers in full."""
+    """Give a number in four digits, whole numbers and what is before the point in full: 11541."""
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def short(value: float) -> str:

@@ -10,8 +10,8 @@ from meml_jax.settings import PRESETS
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
-    "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch", "train.init", "train.steps",
-    "test.shots", "test.queries", "test.checkpoint",
+    "network.compute_dtype", "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch",
+    "train.init", "train.steps", "test.shots", "test.queries", "test.checkpoint",
 )  # fmt: skip
 
 _LABELLER = ("steps", "channels", "dim", "num_pseudo_labels")
@@ -48,6 +48,7 @@ def facts(results: Mapping[str, Any]) -> dict[str, Any]:
     for name in _SETTINGS:
         group, field = name.split(".")
         found[f"`{name}`"] = config.get(group, {}).get(field)
+    found["`precision`"] = results.get("precision")
     return found
 
 

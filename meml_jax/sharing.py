@@ -1,8 +1,9 @@
 """Products that several workdirs have in common: made once, copied by the others.
 
 Clusters have the fingerprint of what they were made from, and are made anew where it is another
-one. A training would be refused, that of an embedding too; so an embedding is copied only where the
-images are known to be the same, a meta-training where images and clusters are.
+one. A training would be refused, that of an embedding too; so all are copied only where the images
+are known to be the same, a meta-training where the clusters are, too. The images are told by their
+digest: where they lie, and which size was left open, makes no difference.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from meml_jax import embeddings, learners, rounds
+from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import load_npz, lock, read_json, writing
-from meml_jax.settings import flatten, from_dict
+from meml_jax.settings import flatten, from_dict, override
+from meml_jax.tables import PLACES
 from meml_jax.types import UserError
 from meml_jax.workdir import TRAINING, fingerprint, needs_embedding, training_fields
 
@@ -34,11 +37,15 @@ _FIELDS = {
     "cluster": (*_DATA, "clustering.", "tasks.labels", "tasks.min_size"),
     "train": (*TRAINING, "data.", "train."),
 }
+_OF_IMAGES = (*PLACES, "data.image_size", "data.channels")  # no more than their digest tells
 _COPYING = ".copying"  # ends the name, which begins with a dot, of what is not whole yet
 
 
 def key(stage: str, config: Config) -> str | None:
-    """Digest of the settings that a stage's product follows from; None: it is not shared."""
+    """Digest of the settings that a stage's product follows from; None: it is not shared.
+
+    The images, from which it follows too, are compared by their own digest, not by these settings.
+    """
     if stage not in FILES:
         return None
     if stage == "embed" and not needs_embedding(config):
@@ -53,21 +60,27 @@ def key(stage: str, config: Config) -> str | None:
     if stage == "train":
         unused = {*TRAINING} - {*training_fields(config)}
         names = tuple(name for name in names if name not in unused)
-    values = {name: value for name, value in flatten(config).items() if name.startswith(names)}
+    settings = {k: v for k, v in flatten(config).items() if k not in _OF_IMAGES}
+    values = {name: value for name, value in settings.items() if name.startswith(names)}
     learner = (learners.identity(config.learner),) if stage == "train" else ()
     version = embeddings.version(config.embedding) if needs_embedding(config) else ()
     return fingerprint(stage, values, *learner, *version)
 
 
 def busy(config: Config, workdir: Path, results: Path) -> bool:
-    """Tell whether another process makes a product that this workdir still lacks."""
+    """Tell whether another process makes a product that this workdir still lacks.
+
+    As the images are not loaded here, it may be one on other images.
+    """
+    config = _completed(config, workdir)
     for stage in FILES:
         digest = key(stage, config)
         if digest is None or _there(stage, config, workdir):
             continue
-        with lock(_lock_path(results, stage, digest)) as ours:
-            if not ours:
-                return True
+        for path in (results / ".locks").glob(f"{stage}-{digest}-*"):
+            with lock(path) as ours:
+                if not ours:
+                    return True
     return False
 
 
@@ -86,17 +99,18 @@ def around(
     Args:
       stage: name of the stage.
       images: digest of the data set, `Dataset.content_hash`.
-      config: settings of the run.
+      config: settings of the run; what they leave open is read from the workdir's `config.json`.
       workdir: of the run, claimed by this process.
       results: folder with the workdirs at RESULTS/TABLE/ROW/seed*.
       say: prints a line.
     """
+    config = _completed(config, workdir)
     digest = key(stage, config)
     if digest is None or _there(stage, config, workdir):
         yield
         return
     with contextlib.ExitStack() as stack:
-        path = _lock_path(results, stage, digest)
+        path = _lock_path(results, stage, digest, images)
         if not stack.enter_context(lock(path)):
             say(f"{stage}: another process is making the same; waits for it")
             stack.enter_context(lock(path, wait=True))
@@ -107,13 +121,16 @@ def around(
 
 
 def find(stage: str, images: str, config: Config, workdir: Path, results: Path) -> Path | None:
-    """Return another workdir in which a stage with the same settings is finished, or None."""
+    """Return another workdir in which a stage with the same settings is finished, or None.
+
+    Of the settings nothing is open but what `key` leaves to the images.
+    """
     wanted, clusters = key(stage, config), _clusters(workdir)
     for path in sorted(results.glob("*/*/seed*/config.json")):
         other = path.parent
         if other == workdir or not _there(stage, config, other):
             continue
-        if stage == "embed" and embedded_images(_folder(stage, config, other)) != images:
+        if stage != "train" and embedded_images(_folder(stage, config, other)) != images:
             continue
         # A training has ended once it was tested; its config may since have got more steps.
         found = [read_json(path)]
@@ -147,8 +164,20 @@ def _clusters(workdir: Path) -> str | None:
     return None
 
 
-def _lock_path(results: Path, stage: str, digest: str) -> Path:
-    return results / ".locks" / f"{stage}-{digest}"
+def _completed(config: Config, workdir: Path) -> Config:
+    """Take what settings leave open from the workdir's `config.json`.
+
+    The program writes there what it has chosen from the images, before it clusters them.
+    """
+    values, tree = flatten(config), read_json(workdir / "config.json")
+    with contextlib.suppress(UserError):
+        chosen = flatten(from_dict(tree))
+        return override(config, {name: chosen[name] for name in OPEN if not values[name]})
+    return config  # a new workdir
+
+
+def _lock_path(results: Path, stage: str, digest: str, images: str) -> Path:
+    return results / ".locks" / f"{stage}-{digest}-{images[:16]}"
 
 
 def _folder(stage: str, config: Config, workdir: Path) -> Path:

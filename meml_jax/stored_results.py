@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,7 +12,7 @@ import numpy as np
 
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import write_json
+from meml_jax.files import read_json, write_json
 from meml_jax.results import is_current, points_version
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
@@ -22,15 +21,35 @@ from meml_jax.types import UserError
 IMAGES = ("content_hash", "test_hash", "note")
 """Fields of `results.json` that tell what was trained on and tested."""
 
+EMBEDDED: dict[str, Any] = {
+    "embedding_seconds": int | float,
+    "embedding_commit": str,
+    "embedding_device": str,
+}
+"""What `read` adds to results of how their embedding was made, and its types."""
+
 Stored = Mapping[str, Mapping[int, dict[str, Any]]]
 """`results.json` by row and seed."""
+
+
+class EarlierVersion(UserError):
+    """Results that an earlier version made, which results of this one may replace."""
 
 
 def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dict[str, Any]]]:
     """Read what the runs of a table have stored below its folder: results by row and seed.
 
     What cannot be read, or has settings that this version does not know, is left out and said.
+    Results get what `embedding.json` beside them tells of their embedding, under the names of
+    `EMBEDDED`.
     """
+    return _read(folder, lambda path, error: say(f"left out: {path} ({_why(error)})"))
+
+
+def _read(
+    folder: Path, leave_out: Callable[[Path, Exception], None]
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read results by row and seed; `leave_out` gets the path and error of those of no use."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*/seed*/results.json")):
         row, number = path.parent.parent.name, path.parent.name.removeprefix("seed")
@@ -38,25 +57,39 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
             results = json.loads(path.read_text())
             config, seed = from_dict(results["config"]), int(number)
             if results.get("points_version") != points_version(config):
-                raise UserError("judged as an earlier version did; the same command judges anew")
+                raise EarlierVersion(
+                    "judged as an earlier version did; the same command judges anew"
+                )
             if not is_current(results, config):
-                raise UserError("of an embedding of an earlier version; train it in another folder")
+                raise EarlierVersion(
+                    "of an embedding of an earlier version; train it in another folder"
+                )
             if config.seed != seed:
                 raise ValueError(f"results of seed {config.seed}")
             _look_through(results)
-        except UserError as error:
-            say(f"left out: {path} ({str(error).partition('; fields are')[0]})")
-            continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            say(f"left out: {path} (damaged, or no results.json: {type(error).__name__} {error})")
+            leave_out(path, error)
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""
-        # Most oracles have none.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            embedding = json.loads((path.parent / f"{first}embedding.json").read_text())
-            results["embedding_seconds"] = embedding["seconds"]
-        found.setdefault(row, {})[seed] = results
+        found.setdefault(row, {})[seed] = results | _embedded(
+            path.parent / f"{first}embedding.json"
+        )
     return found
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error).partition("; fields are")[0]
+    return f"damaged, or no results.json: {type(error).__name__} {error}"
+
+
+def _embedded(path: Path) -> dict[str, Any]:
+    """Read how an embedding was made, by the names of `EMBEDDED`, as far as the file tells."""
+    made = read_json(path)  # most oracles have none
+    if not isinstance(made, dict):
+        return {}
+    every = {name: made.get(name.removeprefix("embedding_")) for name in EMBEDDED}
+    return {name: value for name, value in every.items() if isinstance(value, EMBEDDED[name])}
 
 
 def _look_through(results: Mapping[str, Any]) -> None:
@@ -64,7 +97,8 @@ def _look_through(results: Mapping[str, Any]) -> None:
     clusters, training = results["clustering"], results["meta_train"]
     numbers = [clusters["kept"], *(training[name] for name in ("seconds", "steps_per_second"))]
     if clusters["labels"] != "true":
-        numbers.append(clusters["purity"])
+        # None where the images have no labels.
+        numbers += [] if clusters["purity"] is None else [clusters["purity"]]
         _ = results["embedding"]["name"]
     if not all(isinstance(number, int | float) for number in numbers):
         raise TypeError(f"numbers expected, got {numbers}")
@@ -97,17 +131,34 @@ def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[
     ]
 
 
-def read_kept(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Read what `keep` has written.
+def read_kept(
+    folder: Path, *, say: Callable[[str], None] = print
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Read what `keep` has written; results of an earlier version are left out and said.
 
     Raises:
       UserError: some of it cannot be read, so that what is made of it would lack a row.
     """
+    kept, replaceable = _split(folder)
+    for path, reason in replaceable.items():
+        say(_left_out(path, reason))
+    return kept
 
-    def refuse(line: str) -> None:
-        raise UserError(f"{line.removeprefix('left out: ')}; mend that file or delete its folder")
 
-    return read(folder, say=refuse)
+def _split(folder: Path) -> tuple[dict[str, dict[int, dict[str, Any]]], dict[Path, str]]:
+    """Read what is kept: (results of this version, why by path those of an earlier one)."""
+    replaceable = {}
+
+    def leave_out(path: Path, error: Exception) -> None:
+        if not isinstance(error, EarlierVersion):
+            raise UserError(f"{path} ({_why(error)}); mend that file or delete its folder")
+        replaceable[path] = str(error).partition(";")[0]
+
+    return _read(folder, leave_out), replaceable
+
+
+def _left_out(path: Path, reason: str) -> str:
+    return f"left out: {path} ({reason}; the row is back in the block once it is done again)"
 
 
 def check_kept(kept: Stored, folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
@@ -142,8 +193,13 @@ def check_keeping(stored: Stored, kept: Stored, folder: Path) -> None:
             )
 
 
-def keep(stored: Stored, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+def keep(
+    stored: Stored, folder: Path, *, say: Callable[[str], None] = print
+) -> dict[str, dict[int, dict[str, Any]]]:
     """Write results to a folder that `read` reads, compact, and without this machine's paths.
+
+    Results of this version take the place of those that an earlier one has left there, whatever
+    their settings; those that nothing replaces are said.
 
     Returns:
       All that the folder keeps now, as `read_kept` would read it.
@@ -151,13 +207,16 @@ def keep(stored: Stored, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     Raises:
       UserError: results of other settings, or on other images, are kept there.
     """
-    kept = read_kept(folder)
+    kept, replaceable = _split(folder)
     check_keeping(stored, kept, folder)
     for row, seed, results in _each(stored):
         config = dataclasses.asdict(_nowhere(from_dict(results["config"])))
         content, path = {**results, "config": config}, folder / row / f"seed{seed}" / "results.json"
         write_json(path, content, indent=None)
         kept.setdefault(row, {})[seed] = json.loads(json.dumps(content))  # lists for tuples
+        replaceable.pop(path, None)
+    for path, reason in replaceable.items():
+        say(_left_out(path, reason))
     return kept
 
 

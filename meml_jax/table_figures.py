@@ -16,6 +16,7 @@ from meml_jax import curves, figures
 from meml_jax.comparison import At, Line, columns
 
 _GRAY = "#666666"
+_FILLS = ("full", "none", "left")  # of markers, by head
 Looks = Mapping[str, dict[str, Any]]
 """Colour and marker of each row."""
 
@@ -38,10 +39,9 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
     at = columns(lines)
     drawn = [line for line in lines if line.kind != "baseline"]
     heads = list(dict.fromkeys(line.head for line in drawn if line.cells or line.paper))
-    rows = list(dict.fromkeys(line.row for line in drawn))
-    looks = {row: figures.look_of(i) for i, row in enumerate(rows)}
+    looks = _looks(lines)
     with matplotlib.rc_context(figures.STYLE):
-        tall = max(3.0, 0.24 * (len(rows) + 4))
+        tall = max(3.0, 0.24 * (len(looks) + 4))
         published = any(line.paper for line in drawn)
         size = (11.0 if published else 8.0, 0.6 + (tall + 0.5) * len(heads))
         figure = Figure(figsize=size, layout="constrained")
@@ -75,6 +75,8 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
 def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> bool:
     """Draw the accuracy at most classes against the seconds of training, if two rows have both.
 
+    Rows look as in `draw`; of a row's heads, the second and third are not filled.
+
     Args:
       lines: of `comparison.make_lines`, of one part.
       path: PNG to write.
@@ -90,10 +92,12 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
     with matplotlib.rc_context(figures.STYLE):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         ax = figure.subplots()
-        for i, line in enumerate(measured):
+        looks, heads = _looks(lines), list(dict.fromkeys(line.head for line in measured))
+        for line in measured:
             cell = line.cells[at[0]]
             seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
-            y, half, look = 100 * cell.accuracy, 100 * cell.ci95, figures.look_of(i)
+            y, half = 100 * cell.accuracy, 100 * cell.ci95
+            look = looks[line.row] | {"fillstyle": _FILLS[heads.index(line.head) % len(_FILLS)]}
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -106,6 +110,12 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         figure.suptitle(f"{title}\n{how}", fontsize=11)
         figures.save(figure, path)
     return True
+
+
+def _looks(lines: Sequence[Line]) -> Looks:
+    """Give each row of a part its look, the same in all its figures."""
+    rows = dict.fromkeys(line.row for line in lines if line.kind != "baseline")
+    return {row: figures.look_of(i) for i, row in enumerate(rows)}
 
 
 def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:

@@ -29,6 +29,7 @@ table { border-collapse: collapse; font-size: 13px; margin: .5rem 0 1.5rem; }
 th, td { border: 1px solid #8886; padding: .3rem .6rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 th { background: #8882; }
+figure { margin: 1.5rem 0; }
 img { background: #fff; border-radius: 4px; max-width: 100%; padding: 6px; }
 pre { background: #8882; overflow-x: auto; padding: .6rem; }
 """
@@ -43,7 +44,7 @@ def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
       lines: of `comparison.make_lines`.
 
     Returns:
-      Titles by paths in the folder, of figures that trainings there have drawn too.
+      Captions by paths in the folder, of figures that trainings there have drawn too.
     """
     figures = {}
     for i, part in enumerate(dict.fromkeys(line.part for line in lines)):
@@ -94,7 +95,7 @@ def document_text(
       heading: of the block.
       lines: of `comparison.make_lines`.
       commands: that made what there is.
-      figures: titles by paths, as seen from the document.
+      figures: captions by paths, as seen from the document.
     """
     sheets = [_markdown(sheet, level=3) for sheet in make_sheets(lines)]
     return "\n\n".join([f"## {heading}", _code(commands), *sheets, *_images(figures)])
@@ -110,9 +111,12 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     pooled = [line for line in trained if config_of(line).learner in known]
     for line in sorted(pooled, key=lambda line: (line.kind == "oracle", -(line.steps or 0))):
         inside = f"{line.row}/seed{line.seeds[0]}/figures"
+        title = f"{line.title}, seed {line.seeds[0]}"
+        groups = "true classes" if line.kind == "oracle" else "clusters"
         shown = {
-            f"{inside}/clusters.png": f"{line.title}: attention in some clusters",
-            f"{inside}/feature_maps.png": f"{line.title}: what the convolutions make of them",
+            f"{inside}/clusters.png": f"{title}: attention in some {groups}",
+            f"{inside}/feature_maps.png": f"{title}: images of some {groups}, and what the "
+            "convolutions make of them",
         }
         if all((folder / name).exists() for name in shown):
             return shown
@@ -166,7 +170,9 @@ def csv_text(lines: Sequence[Line]) -> str:
 
 
 def _images(figures: Mapping[str, str]) -> list[str]:
-    return [f"![{title}]({quote(path)})" for path, title in figures.items()]
+    """Show figures, each above its caption."""
+    shown = [(f"![{caption}]({quote(path)})", caption) for path, caption in figures.items()]
+    return [block for both in shown for block in both]
 
 
 def _code(commands: Sequence[str]) -> str:
@@ -206,7 +212,8 @@ def _page(
     for name, caption in figures.items():
         data = base64.b64encode((folder / name).read_bytes()).decode()
         alt = html.escape(caption, quote=True)
-        parts.append(f'<p><img alt="{alt}" src="data:image/png;base64,{data}"></p>')
+        image = f'<img alt="{alt}" src="data:image/png;base64,{data}">'
+        parts.append(f"<figure>{image}<figcaption>{_inline(caption)}</figcaption></figure>")
     parts += ["<h2>Commands</h2>", f"<pre>{html.escape(chr(10).join(commands))}</pre>"]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meml_jax import paper
-from meml_jax.comparison import SEEDS_FOR_INTERVAL, Cell, Line, columns, in_order, is_best, verdict
+from meml_jax.comparison import (
+    COMPARED,
+    SEEDS_FOR_INTERVAL,
+    Cell,
+    Line,
+    columns,
+    in_order,
+    is_best,
+    verdict,
+)
 from meml_jax.config import Config, NetworkConfig
-from meml_jax.differences import make_differences
+from meml_jax.differences import make_differences, unlike_settings
 from meml_jax.environment import each_once
 from meml_jax.rounding import percent, plain
 from meml_jax.settings import from_dict
@@ -16,10 +25,16 @@ from meml_jax.table_figures import label
 
 KEY = (
     "Accuracy in %, ± half of the 95 % interval, then where the interval lies against the paper's "
-    "number: above, within (it holds the number) or below. The interval is over seeds where there "
-    "are three or more; of fewer it is over the test's runs, and says nothing of another training "
-    "or another choice of the meta-test's rate. Bold: the best of ours in this table, baselines "
-    "included; oracles count only where all rows are. `-`: not measured."
+    "number: above, within (it holds the number) or below; no verdict where it holds the accuracy "
+    "of guessing (at chance), or has no width as all runs are equal (no spread). The interval is "
+    "over seeds where there are three or more; of fewer it is over the test's runs, and says "
+    "nothing of another training or another choice of the meta-test's rate. Bold: the best of ours "
+    "in this table, baselines included, of those that have the same test; oracles count only where "
+    "all rows are. `-`: not measured."
+)
+OTHER_HEADS = (
+    "The same trainings, tested in other ways. Bold: the best of this table and of the baselines "
+    "above, likewise."
 )
 
 
@@ -41,8 +56,7 @@ def make_sheets(lines: Sequence[Line]) -> list[Sheet]:
         sheets.append(_accuracies(heading, KEY, [line for line in here if line.named], here))
         others = [line for line in here if not line.named]
         if others:
-            title, text = f"{heading}: other heads", "The same trainings, tested in other ways."
-            sheets.append(_accuracies(title, text, others, here))
+            sheets.append(_accuracies(f"{heading}: other heads", OTHER_HEADS, others, here))
         sheets += _differences(here)
     return [*sheets, *_runs(lines), *_costs(lines)]
 
@@ -65,16 +79,20 @@ def config_of(line: Line) -> Config:
 
 
 def all_of(line: Line, field: str) -> str:
-    """List the values of a field over the seeds, of trainings and tests, each once."""
-    values = ((one["meta_train"].get(field), one.get(field)) for one in line.results)
-    return each_once(value for both in values for value in both if value) or "-"
+    """List the values of a field over the seeds, of embeddings, trainings and tests, each once."""
+    values = (
+        (one.get(f"embedding_{field}"), one["meta_train"].get(field), one.get(field))
+        for one in line.results
+    )
+    return each_once(value for every in values for value in every if value) or "-"
 
 
 def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[Line]) -> Sheet:
     at = columns(part)
+    rivals = [*lines, *(line for line in part if line.kind == "baseline" and line not in lines)]
     rows = [
         [line.title, plain(line.steps), _list(line.seeds), _counts(line)]
-        + [_cell(line, place, bold=is_best(line, lines, place)) for place in at]
+        + [_cell(line, place, bold=is_best(line, rivals, place)) for place in at]
         for line in lines
     ]
     chance = {place: cell.chance for line in part for place, cell in line.cells.items()}
@@ -86,10 +104,13 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     facts = [text, *(f"Data: {note}." for note in notes)]
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
+    facts += unlike_settings(lines)
     datasets = {config_of(line).data.name for line in lines if line.results}
     longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)
     if head == "classes" and max(steps, default=longer) < longer:
         facts.append(f"The paper trains {longer:,} steps.")
+    if any(number.half is not None for line in lines for number in line.paper.values()):
+        facts.append("The paper's ± is taken as an interval: within is where ours meets it.")
     seeds = {len(line.seeds) for line in lines}
     if any(1 < n < SEEDS_FOR_INTERVAL for n in seeds):
         facts.append("± of two seeds is that of their mean, over the runs of each.")
@@ -104,7 +125,8 @@ def _cell(line: Line, at: Any, *, bold: bool) -> str:
     if bold:
         text = f"**{text}**"
     if published is not None:
-        text += f", {verdict(cell, published)} {paper.written(published)}"
+        said, number = verdict(cell, published), paper.written(published)
+        text += f", {said} {number}" if said in COMPARED else f", {said} (paper {number})"
     return text
 
 
@@ -122,7 +144,9 @@ def _differences(lines: Sequence[Line]) -> list[Sheet]:
         "classes, images and order), ± half of the 95 % interval as above, and each seed's in "
         "brackets. What another training would change is in it from three seeds on only."
     )
-    return [Sheet(heading, text, ["rows", "seeds", *map(label, at)], rows)] if rows else []
+    facts = [text, *unlike_settings([line for one in found for line in one.lines])]
+    header = ["rows", "seeds", *map(label, at)]
+    return [Sheet(heading, " ".join(facts), header, rows)] if rows else []
 
 
 def _gap(cell: Cell) -> str:

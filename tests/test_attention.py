@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax.attention import attend
+from meml_jax.attention import attend, pick
 from meml_jax.config import InnerConfig
 from meml_jax.types import TaskTable
 
@@ -42,12 +42,15 @@ def test_weights_are_the_softmax_of_the_scores(images, feature):
         np.testing.assert_allclose(row.alpha, expected / expected.sum(), rtol=1e-4)
 
 
-def test_without_attention_all_images_count_alike(images):
-    network = tiny.network("oml", dense=False)
+def test_the_clusters_are_those_that_are_picked_without_weights(images):
+    network = tiny.network("meml", dense=False)
     found = attend(tiny.parameters(network), images, clusters(), network=network, options=PLAIN)
-    assert [row.size for row in found] == [2, 5, 7, 90]
-    for row in found:
-        np.testing.assert_allclose(row.alpha, 1 / min(row.size, 64), rtol=1e-6)
+    picked = pick(clusters())
+    assert [row.size for row in found] == [size for _, size in picked] == [2, 5, 7, 90]
+    for row, (positions, size) in zip(found, picked, strict=True):
+        np.testing.assert_array_equal(row.images, images[positions])
+        assert len(positions) == min(size, 64)
+    assert [len(rows) for rows, _ in pick(clusters(), num_clusters=2, most_images=3)] == [2, 3]
 
 
 def test_images_that_are_not_pooled_have_no_weight(images):

@@ -240,6 +240,14 @@ def test_a_row_of_the_paper_is_a_preset(presets, rows):
     assert set(paper.rows_beside(config, "omniglot")) == rows
 
 
+@pytest.mark.parametrize("learner", ["oml", "meml"])
+def test_a_row_of_the_paper_has_its_coreset_of_500(learner):
+    for size in (200, 500, 1000):
+        fields = {"learner": learner, "tasks.query_from": "coreset", "tasks.coreset_size": size}
+        rows = paper.rows_beside(override(Config(), fields), "omniglot")
+        assert set(rows) == ({f"{learner.upper()} RS both"} if size == 500 else set())
+
+
 @pytest.mark.parametrize("learner, row", [("oml", "Oracle OML"), ("oml_film", "Oracle OML FiLM")])
 def test_a_row_of_the_paper_that_is_tested_on_another_set(learner, row):
     config = override(Config(), {"learner": learner, "tasks.labels": "true"})

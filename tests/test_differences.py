@@ -7,7 +7,9 @@ import pytest
 import scipy.stats
 
 from meml_jax import comparison, table_sheets, tables
-from meml_jax.differences import make_differences
+from meml_jax.config import Config
+from meml_jax.differences import make_differences, unlike_settings
+from meml_jax.settings import override
 from meml_jax.types import UserError
 
 
@@ -74,6 +76,72 @@ def test_runs_on_other_images_are_not_compared():
     settings = {"config": {"test": {"shots": 5}}}
     other = dataclasses.replace(b, results=(b.results[0] | settings,))
     assert not make_differences([a, other])
+
+
+def trained(row, *, head="sgd", defined=None, learner="meml", **done):
+    """A line of a training with settings `done` of a row that the table defines otherwise."""
+    config = override(Config(), {"learner": learner} | (defined or {}))
+    values = {name.replace("__", "."): value for name, value in done.items()}
+    one = line(row, [[0.3, 0.8]], head=head, beside="" if row == "meml" else "meml")
+    settings = dataclasses.asdict(override(config, values))
+    stored = tuple(results | {"config": settings} for results in one.results)
+    return dataclasses.replace(one, results=stored, defined=config)
+
+
+def test_settings_in_which_rows_are_not_what_they_are_defined_as():
+    lines = [
+        trained("oml", learner="oml"),
+        trained("oml_balanced", learner="oml", defined={"tasks.balance": "truncate"}),
+        trained("meml_mean", learner="meml_mean", inner__lr=0.1),
+        trained("meml", inner__lr=0.1),
+        trained("oracle", learner="oml", defined={"tasks.labels": "true"}),
+    ]
+    text = "Rows differ in `inner.lr`: 0.1 (MEML_MEAN, MEML), 0.01 (others)."
+    assert unlike_settings(lines) == [text]
+    [pair] = make_differences([lines[0], lines[3]])
+    assert pair.lines == (lines[0], lines[3])
+    said = "Rows differ in `inner.lr`: 0.1 (MEML), 0.01 (OML)."
+    [sheet] = table_sheets._differences([lines[0], lines[3]])
+    assert sheet.text.endswith(said)
+    assert table_sheets._accuracies("", "", lines, lines).text.startswith(f" {text}")
+    # Once for a training, not for each of its heads.
+    heads = [lines[0], dataclasses.replace(lines[3], head="prototype"), lines[3]]
+    assert unlike_settings(heads) == [said]
+    # All have it, or the table says it.
+    both = [trained(name, inner__lr=0.1) for name in ("a", "b")]
+    assert unlike_settings(both) == unlike_settings([trained("a"), trained("b")]) == []
+    assert not unlike_settings([trained("a"), trained("b", defined={"inner.lr": 0.1})])
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        ({"seed": 3, "train__steps": 7, "data__dir": "x", "test__runs": 5, "test__iid": False}, []),
+        ({"test__heads": ("sgd",), "test__num_classes": (10,), "train__images_on": "host"}, []),
+        ({"test__reservoir_size": 50}, []),  # of another head
+        ({"network__compute_dtype": "bfloat16"}, ["network.compute_dtype"]),
+        ({"precision": "default", "outer__fen_lr": 1e-5}, ["precision", "outer.fen_lr"]),
+        ({"test__learning_rates": (0.1,)}, ["test.learning_rates"]),
+        ({"test__checkpoint": "best"}, ["test.checkpoint"]),
+        ({"embedding__name": "acai", "embedding__dim": 9}, ["embedding.name"]),
+        ({"embedding__dim": 9}, ["embedding.dim"]),
+    ],
+)
+def test_what_rows_differ_in(done, said):
+    found = unlike_settings([trained("a"), trained("b", **done), trained("c")])
+    assert sorted(one.split("`")[1] for one in found) == sorted(said)
+    assert all(one.endswith("(others).") and "(B), " in one for one in found)
+
+
+def test_what_follows_from_nothing_that_differs_is_not_said():
+    oracles = {"defined": {"tasks.labels": "true"}}
+    assert not unlike_settings([trained("a", **oracles), trained("b", embedding__dim=9, **oracles)])
+    heads = [trained(name, head="prototype", test__trajectories=len(name)) for name in ("a", "bb")]
+    assert not unlike_settings(heads)
+    open_ = {"defined": {"clustering.num_clusters": 0}}  # and chosen from the images
+    assert not unlike_settings(
+        [trained(n, clustering__num_clusters=i, **open_) for i, n in enumerate("abc", start=2)]
+    )
 
 
 def test_each_part_has_its_own_sheet():

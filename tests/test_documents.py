@@ -1,10 +1,14 @@
-"""The documents: where their links lead."""
+"""The documents: where their links lead, and how several processes write one."""
 
 import re
+import threading
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+
+from meml_jax import documents, files
+from meml_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -27,3 +31,36 @@ def test_links_lead_somewhere(document):
         assert path.exists(), match[0]
         if heading:
             assert heading in map(anchor, HEADING.findall(path.read_text())), match[0]
+
+
+def test_processes_with_other_caches_keep_each_other_from_a_document(tmp_path, monkeypatch):
+    path, done = tmp_path / "doc.md", threading.Event()
+
+    def other():
+        with documents.locked(path):
+            documents.write_block(path, "second", "2")
+        done.set()
+
+    with documents.locked(path):
+        text = documents.insert("", "first", "1")
+        monkeypatch.setenv("MEML_JAX_CACHE", str(tmp_path / "other"))
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert not done.wait(0.3)
+        files.write_atomic(path, text)
+    thread.join(30)
+    assert path.read_text() == documents.insert(text, "second", "2")
+    assert [p.name for p in tmp_path.iterdir() if p != path] == [".doc.md.lock"]
+
+
+def test_a_lock_that_cannot_be_made_is_said_before_the_work(tmp_path):
+    path = tmp_path / "doc.md"
+    (tmp_path / ".doc.md.lock").mkdir()  # in the way, whoever runs the tests
+    with pytest.raises(UserError) as error:
+        documents.check(path, "block", tmp_path / "doc")
+    assert str(error.value) == (
+        f"{path}: cannot write {tmp_path / '.doc.md.lock'} (Is a directory); name a document in a "
+        "folder that can be written, on a file system with locks"
+    )
+    assert not path.exists()

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from meml_jax import files, paper, report, run_facts
+from meml_jax import files, paper, report, rounding, run_facts
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import EMBEDDINGS
 from meml_jax.types import UserError
@@ -95,6 +95,11 @@ def test_what_a_run_was_made_with():
     }  # fmt: skip
     facts = run_facts.facts(results)
     assert facts["images"] == "28 x 28 pixels, grey"
+    assert facts["`precision`"] is facts["`network.compute_dtype`"] is None  # not known
+    results |= {"precision": "highest"}
+    results["config"] |= {"network": {"compute_dtype": "bfloat16"}}
+    text = report.render(results)
+    assert "- `precision`: highest\n" in text and "- `network.compute_dtype`: bfloat16\n" in text
     assert facts["parts"] == "train 400 images without labels; validation 9 images of 2 classes"
     assert facts["embedding"] == (
         "name acai, steps 4000, dim 256, width 16, depth 3, whiten 0.5, normalize False"
@@ -133,6 +138,35 @@ def test_paper_rows():
     assert paper.paper_rows("omniglot")["MEML RS"][50] == 56.4
     assert len(paper.paper_rows("omniglot")) == 14
     assert paper.paper_rows("glyphs") == {}
+
+
+def test_numbers_of_the_paper_are_written_as_there():
+    rows = paper.paper_rows("slimagenet64")
+    assert paper.written(rows["Oracle OML"][20]) == "15.9 ± 8.3"
+    assert paper.written(rows["MEML 800"][10]) == "13.9 ± 0.0"
+    assert {name: len(row) for name, row in paper.HALVES["slimagenet64"].items()} == {
+        name: len(row) for name, row in rows.items()
+    }
+    assert paper.written(paper.paper_rows("omniglot")["MEML"][10]) == "84.6"
+    row = paper.few_shot_rows("omniglot")["CACTUs-MAML balanced 20,5"]
+    assert list(map(paper.written, row.values())) == ["60.50", "84.00", "40.50", "67.62"]
+    # It is a number, whatever is computed of it.
+    assert 100 - paper.Published(60.5) == 39.5 and str(paper.Published(60.5, 8.3)) == "60.5"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (11541.3, "11541"), (123456.7, "123457"), (1234.5678, "1235"), (999.96, "1000"),
+        (38.456, "38.46"), (0.0003, "0.0003"), (3e-7, "3e-07"), (40_000, "40000"), (None, "-"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_without_exponent_where_they_are_large(value, text):
+    assert rounding.plain(value) == text
+    meta_train = RESULTS["meta_train"] | {"seconds": value}
+    line = f"- seconds: {text}"
+    said = report.render(RESULTS | {"meta_train": meta_train}).splitlines()
+    assert (line in said) == (value is not None)
 
 
 def test_json_is_stable_and_exact(tmp_path):

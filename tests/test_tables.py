@@ -37,11 +37,12 @@ from meml_jax import (
 from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.model import INIT_VERSION
+from meml_jax.paper import Published
 from meml_jax.results import points_version, product_versions
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice
 from meml_jax.types import UserError
-from meml_jax.workdir import check_same_training, open_workdir
+from meml_jax.workdir import check_same_training, open_workdir, record_config
 
 ROOT = programs.ROOT
 NAMES = sorted(path.stem for path in (ROOT / "configs" / "tables").glob("*.py"))
@@ -323,10 +324,62 @@ def test_oracles_are_the_best_only_where_all_rows_are():
     assert [best(one, lines) for one in lines] == [True, False]
 
 
+def test_the_best_is_the_best_of_its_test_the_baselines_of_the_part_included():
+    def line(title, accuracy, kind="unsupervised", named=True, shots=15, **fields):
+        config = override(Config(), {"test.shots": shots})
+        stored = results(config, sgd=(0.5, 0.6), **{"content_hash": "a"} | fields)
+        cell = comparison.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
+        return comparison.Line(
+            "", title, title, "sgd", kind, named, {}, {10: cell}, (0,), None, (stored,)
+        )
+
+    ours, pixels = line("MEML", 0.3), line("raw pixels", 0.5, "baseline")
+    there = line("pixels of other images", 0.9, "baseline", test_hash="b")
+    other = line("MEML, prototype head", 0.4, named=False)
+
+    def bold(*lines):
+        sheets = table_sheets.make_sheets(lines)
+        return [row[0] for sheet in sheets for row in sheet.rows if row[-1].startswith("**")]
+
+    assert bold(ours, pixels, there, other) == ["raw pixels", "pixels of other images"]
+    # As those of other images are not compared with, neither are those of other streams.
+    assert bold(ours, line("pixels of 5 shots", 0.9, "baseline", shots=5), other) == [
+        "MEML", "pixels of 5 shots", "MEML, prototype head",
+    ]  # fmt: skip
+    # The heads that the table does not name are measured by the baselines too.
+    assert bold(line("MEML", 0.6), pixels, other) == ["MEML"]
+    # Twice as many seeds are no other test.
+    one = line("OML", 0.7)
+    twice = dataclasses.replace(one, seeds=(0, 1), results=one.results * 2)
+    assert bold(line("MEML", 0.6), twice, pixels) == ["OML"]
+
+
 def test_verdicts():
     cell = comparison.Cell(0.5, 0.02, 50, 0.1, (0.5,))
-    published = {47.9: "above", 48.1: "within", 50.0: "within", 51.9: "within", 52.1: "below"}
-    assert {x: comparison.verdict(cell, x) for x in published} == published
+    verdicts = {47.9: "above", 48.1: "within", 50.0: "within", 51.9: "within", 52.1: "below"}
+    assert {x: comparison.verdict(cell, Published(x)) for x in verdicts} == verdicts
+
+
+def test_intervals_that_overlap_are_within():
+    cell = comparison.Cell(0.20, 0.01, 50, 0.05, (0.2,))
+    verdicts = {None: "above", 0.0: "above", 3.0: "above", 3.2: "within", 8.3: "within"}
+    assert {x: comparison.verdict(cell, Published(15.9, x)) for x in verdicts} == verdicts
+    assert comparison.verdict(cell, Published(24.0, 2.0)) == "below"
+
+
+def test_guessing_and_equal_runs_give_no_verdict():
+    for accuracies, n, said in (
+        ([0.5] * 5, 2, "at chance"),  # one class is named, whatever comes
+        ([1 / 3] * 7, 3, "at chance"),  # which has a spread of rounding
+        ([0.4, 0.7], 2, "at chance"),
+        ([0.9] * 5, 2, "no spread"),
+        ([0.9], 2, "no spread"),
+        ([0.9, 0.91], 2, "above"),
+    ):
+        half = 0.0 if len(accuracies) == 1 else point(accuracies, n)["ci95"]
+        cell = comparison.Cell(float(np.mean(accuracies)), half, len(accuracies), 1 / n, ())
+        assert comparison.verdict(cell, Published(49.3)) == said
+        assert (said in comparison.COMPARED) == (said == "above")
 
 
 def results(config, *, sgd, prototype=(0.8, 0.9), pixels=(0.5, 0.6), **fields):
@@ -397,10 +450,12 @@ def test_report(stored):
     assert cells(text, "classes")[3:] == ["10", "50", "75", "100", "150", "200"]
     # Accuracies 70 and 35 with an interval of 0, against 74.6 and 32.5.
     assert cells(text, "OML")[:5] == [
-        "10000", "0", "2", "70.0 ± 0.0, below 74.6", "35.0 ± 0.0, above 32.5",
+        "10000", "0", "2", "70.0 ± 0.0, no spread (paper 74.6)",
+        "35.0 ± 0.0, no spread (paper 32.5)",
     ]  # fmt: skip
     assert cells(text, "MEML")[:5] == [
-        "10000", "0, 1", "4", "**85.0 ± 0.0**, above 84.6", "**42.5 ± 0.0**, above 37.3",
+        "10000", "0, 1", "4", "**85.0 ± 0.0**, no spread (paper 84.6)",
+        "**42.5 ± 0.0**, no spread (paper 37.3)",
     ]  # fmt: skip
     assert cells(text, "MEML")[8] == "- (paper 20.7)"
     # t of one degree of freedom: 12.706 times 0.01; the oracle is better, but has labels.
@@ -494,6 +549,27 @@ def test_the_page_shows_the_attention_of_a_training(stored):
         assert page.count(f"base64,{shown}") == 1
     text = (stored / "omniglot" / "report.md").read_text()
     assert "](meml/seed0/figures/clusters.png)" in text and "](oml/seed0" not in text
+    for name, caption in (
+        ("clusters", "MEML, seed 0: attention in some clusters"),
+        ("feature_maps", "MEML, seed 0: images of some clusters, and what the convolutions"),
+    ):
+        assert f"meml/seed0/figures/{name}.png)\n\n{caption}" in text
+        assert f"<figcaption>{caption}" in page
+    assert page.count("<figure>") == page.count("</figcaption></figure>") == text.count("![")
+
+
+def test_the_figures_of_an_oracle_are_of_true_classes(tmp_path):
+    folder = tmp_path / "oracle_meml" / "seed3" / "figures"
+    folder.mkdir(parents=True)
+    for name in ("clusters", "feature_maps"):
+        (folder / f"{name}.png").touch()
+    found = {"oracle_meml": {3: results(settings("omniglot", "oracle_meml"), sgd=(0.9, 0.9))}}
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    lines = comparison.make_lines(table("omniglot"), configs, found)
+    assert list(table_report._of_a_training(tmp_path, lines).values()) == [
+        "Oracle MEML, seed 3: attention in some true classes",
+        "Oracle MEML, seed 3: images of some true classes, and what the convolutions make of them",
+    ]
 
 
 def test_a_document_has_figures_or_not(stored, undrawn):
@@ -518,10 +594,13 @@ def test_csv_and_page(stored):
         rows = {(row["line"], row["at"]): row for row in csv.DictReader(file)}
     meml = rows["MEML", "50"]
     assert (meml["paper"], meml["ours"], meml["ci95"]) == ("37.3", "42.50", "0.00")
-    assert (meml["verdict"], meml["seeds"], meml["by_seed"]) == ("above", "0 1", "42.50 42.50")
+    assert (meml["verdict"], meml["seeds"], meml["by_seed"]) == ("no spread", "0 1", "42.50 42.50")
+    assert (rows["Oracle OML", "10"]["verdict"], rows["Oracle OML", "10"]["paper"]) == (
+        "within", "88.4",
+    )  # fmt: skip
     assert rows["MEML RS", "200"]["paper"] == "27.4" and not rows["MEML RS", "200"]["ours"]
     page = (stored / "omniglot" / "report.html").read_text()
-    assert "<b>85.0 ± 0.0</b>, above 84.6" in page and "**" not in page
+    assert "<b>85.0 ± 0.0</b>, no spread (paper 84.6)" in page and "**" not in page
 
     class Tags(html.parser.HTMLParser):
         sources, depth = [], 0
@@ -579,6 +658,33 @@ def test_seeds_of_other_settings_are_not_mixed(stored):
     assert "Rows differ in meta-steps." in text and "The paper trains" not in text
     short = [line for line in lines if line.steps == 10_000]
     assert "The paper trains 40,000 steps." in table_sheets.make_sheets(short)[0].text
+
+
+def test_each_group_of_seeds_stands_beside_the_paper_as_its_own_settings_say(stored):
+    config = override(settings("omniglot", "meml", "short", 1), {"data.name": "glyphs"})
+    path = stored / "omniglot" / "meml" / "seed1" / "results.json"
+    path.write_text(json.dumps(results(config, sgd=(0.9, 0.92))))
+    oracle = override(settings("omniglot", "meml", "short", 2), {"tasks.labels": "true"})
+    (stored / "omniglot" / "meml" / "seed2").mkdir()
+    path = stored / "omniglot" / "meml" / "seed2" / "results.json"
+    path.write_text(json.dumps(results(oracle, sgd=(0.9, 0.92))))
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    every = stored_results.read(stored / "omniglot", say=print)
+    lines = {x.title: x for x in comparison.make_lines(table("omniglot"), configs, every)}
+    omniglot, glyphs, labels = (lines[f"MEML (seeds {seed})"] for seed in range(3))
+    assert omniglot.paper[10] == 84.6 and not glyphs.paper
+    assert [line.kind for line in (omniglot, glyphs, labels)] == [
+        "unsupervised", "unsupervised", "oracle",
+    ]  # fmt: skip
+    # Alone, they give the lines that they give beside others.
+    for seed, line in enumerate((omniglot, glyphs, labels)):
+        alone = {"meml": {seed: every["meml"][seed]}}
+        [one] = [
+            x
+            for x in comparison.make_lines(table("omniglot"), configs, alone)
+            if x.row == "meml" and x.head == "sgd"
+        ]
+        assert dataclasses.replace(one, title=line.title) == line
 
 
 @pytest.mark.parametrize("name", ["content_hash", "test_hash", "note"])
@@ -650,6 +756,34 @@ def test_a_head_that_was_not_run_is_said_and_one_of_nobody_left_out(monkeypatch)
             assert [text.get_text() for text in ax.texts] == ["not run"] * (not ax.lines)
 
 
+def test_a_row_looks_the_same_in_all_figures_of_its_part(monkeypatch):
+    kept = []
+    monkeypatch.setattr(table_figures.figures, "save", lambda figure, path: kept.append(figure))
+    configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    found = {
+        row: {0: results(settings("omniglot", row, "short"), sgd=(0.5, 0.6))}
+        for row in ("meml", "oml", "oracle_meml")
+    }
+    reservoir = found["meml"][0]["comparisons"][0] | {"head": "sgd_reservoir"}
+    found["meml"][0]["comparisons"].append(reservoir)
+    lines = comparison.make_lines(table("omniglot"), configs, found)
+    table_figures.draw(lines, "none.png", title="")
+    assert table_figures.draw_cost(lines, "none.png", title="")
+
+    def looks(ax):
+        """Of what is drawn with intervals, in the order of the lines."""
+        drawn = [bars.lines[0] for bars in ax.containers]
+        return [(one.get_color(), one.get_marker(), one.get_fillstyle()) for one in drawn]
+
+    curves, [cost] = kept[0].axes[::2], kept[1].axes
+    sgd, _, reservoir = map(looks, curves)
+    names = [bars.get_label() for bars in cost.containers]
+    assert names == ["Oracle MEML", "OML", "MEML", "MEML RS"]
+    oracle, oml, meml, with_reservoir = looks(cost)
+    assert [oracle, oml, meml] == sgd and [meml] == reservoir
+    assert with_reservoir[:2] == meml[:2] and with_reservoir != meml
+
+
 def test_a_figure_has_its_part_below_its_title_and_a_caption_in_one_line(tmp_path, monkeypatch):
     titles = []
     for name in ("draw", "draw_cost"):
@@ -686,6 +820,45 @@ def test_damaged_results_are_left_out_and_said(stored, spoil):
     assert len(lines) == 1 and lines[0].startswith(f"left out: {path} (damaged")
 
 
+def test_images_without_labels_have_no_purity_and_are_no_damage(stored, undrawn):
+    path = stored / "omniglot" / "meml" / "seed0" / "results.json"
+    content = json.loads(path.read_text())
+    shutil.rmtree(stored / "omniglot" / "meml" / "seed1")
+    for purity, shown in ((0.5, "0.500"), (None, "-")):
+        content["clustering"]["purity"] = purity
+        path.write_text(json.dumps(content))
+        code, out, _ = call("--table=omniglot", f"--results={stored}", "--report_only")
+        assert code == 0 and "left out" not in out
+        text = (stored / "omniglot" / "report.md").read_text()
+        assert cells(text, "meml")[:4] == ["0", "acai", "9", shown]
+        assert "85.0 ± 0.0" in cells(text, "MEML")[3]
+
+
+def test_how_an_embedding_was_made_is_kept(stored, undrawn):
+    def of(found):
+        names = stored_results.EMBEDDED
+        return [{n: one[n] for n in names if n in one} for one in found["meml"].values()]
+
+    kept, made = stored / "kept", {"seconds": 5169.5, "commit": "8c6e", "device": "a GPU"}
+    second = stored / "omniglot" / "meml" / "seed1" / "embedding.json"
+    second.write_text(json.dumps(made | {"name": "acai", "loss": 0.1}))
+    expected = [{"embedding_seconds": 40.0}, {f"embedding_{k}": v for k, v in made.items()}]
+    found = stored_results.read(stored / "omniglot", say=print)
+    assert of(found) == of(stored_results.keep(found, kept)) == expected
+    assert of(stored_results.read_kept(kept)) == expected
+    assert call("--table=omniglot", f"--results={stored}", "--report_only")[0] == 0
+    row = cells((stored / "omniglot" / "report.md").read_text(), "meml")
+    assert {"a GPU", "cpu"} == set(row[-2].split("; ")) and "8c6e" in row[-1]
+    # Neither is told by what an earlier version has kept, or of what was made outside git.
+    second.write_text(json.dumps(made | {"commit": None, "seconds": "?"}))
+    found = stored_results.read(stored / "omniglot", say=print)
+    assert of(found)[1] == {"embedding_device": "a GPU"}
+    path = kept / "meml" / "seed1" / "results.json"
+    older = {k: v for k, v in json.loads(path.read_text()).items() if "embedding_" not in k}
+    path.write_text(json.dumps(older))
+    assert of(stored_results.read_kept(kept)) == [expected[0], {}]
+
+
 def test_points_of_an_earlier_version_are_left_out_and_said(stored, undrawn):
     path = stored / "omniglot" / "meml" / "seed0" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": 1}))
@@ -702,7 +875,7 @@ def test_a_block_of_a_document(stored, undrawn):
     assert first.startswith(
         "# Results\n\nTyped.\n\n<!-- begin omniglot (generated) -->\n\n## Table 1"
     )
-    assert cells(first, "OML")[3] == "70.0 ± 0.0, below 74.6"
+    assert cells(first, "OML")[3] == "70.0 ± 0.0, no spread (paper 74.6)"
     assert "![Table 1: Omniglot](doc/omniglot/figures/accuracy.png)" in first
     assert not (stored / "doc" / "omniglot" / "report.md").exists()
     assert (stored / "doc" / "omniglot" / "figures" / "accuracy.png").exists()
@@ -748,9 +921,8 @@ def test_a_block_is_not_replaced_by_nothing(stored, undrawn, mini, done):
 
 
 def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, monkeypatch):
-    path, reads = stored / "doc.md", []
-    read_kept = stored_results.read_kept
-    monkeypatch.setattr(stored_results, "read_kept", lambda f: reads.append(f) or read_kept(f))
+    path, reads, split = stored / "doc.md", [], stored_results._split
+    monkeypatch.setattr(stored_results, "_split", lambda f: reads.append(f) or split(f))
     flags = ("--table=omniglot", "--report_only", f"--write_docs={path}", "--label=Narrow, 1,000")
     config = override(settings("omniglot", "meml", "short", 0), {"data.dir": "/home/me/data"})
     meml = stored / "omniglot" / "meml"
@@ -812,6 +984,49 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, mo
     shutil.rmtree(kept)
     code, _, err = call(*flags, f"--results={stored}")
     assert code == 2 and "holds no results; delete the block" in err and path.read_text() == before
+
+
+def test_what_an_earlier_version_has_kept_gives_way(stored, undrawn):
+    path, folder, kept = stored / "doc.md", stored / "omniglot", stored / "doc" / "omniglot"
+    flags = ("--table=omniglot", f"--write_docs={path}", "--report_only", f"--results={stored}")
+    assert call(*flags)[0] == 0
+    first = path.read_text()
+    for file in kept.rglob("results.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"points_version": 1}))
+    meml = kept / "meml" / "seed1" / "results.json"
+    old, new = meml.read_text(), (folder / "meml" / "seed1" / "results.json").read_text()
+    (folder / "meml" / "seed1" / "results.json").write_text(old)  # not done again yet
+    line = f"left out: {meml} (judged as an earlier version did; the row is back in the block once"
+    code, out, err = call(*flags)
+    assert code == 0 and line in out, err
+    assert cells(path.read_text(), "MEML")[1] == "0" and meml.read_text() == old
+    assert cells(path.read_text(), "OML")[1] == "0"
+    (folder / "meml" / "seed1" / "results.json").write_text(new)
+    said = []
+    kept_now = stored_results.keep(stored_results.read(folder, say=print), kept, say=said.append)
+    assert said == [] and set(kept_now["meml"]) == {0, 1}
+    assert call(*flags)[0] == 0 and path.read_text() == first
+    # What is damaged is no earlier version's.
+    meml.write_text(old[:100])
+    with pytest.raises(UserError, match="damaged.*mend that file or delete its folder"):
+        stored_results.keep({}, kept)
+
+
+def test_rows_of_an_earlier_version_do_not_keep_others_from_being_done(
+    tmp_path, mini, done, stored
+):
+    path, kept = tmp_path / "doc.md", tmp_path / "doc" / "mini" / "meml" / "seed0"
+    config = tables.settings(tables.load(str(mini), ROOT), "meml", ROOT, Choice("smoke"), seed=0)
+    kept.mkdir(parents=True)
+    old = results(config, sgd=(0.1, 0.1), points_version=1)
+    (kept / "results.json").write_text(json.dumps(old))
+    flags = (f"--table={mini}", "--budget=smoke", f"--results={tmp_path}", f"--write_docs={path}")
+    for rows, left in (("oracle", True), ("meml", False)):
+        code, out, err = call(*flags, f"--rows={rows}")
+        assert code == 0, out + err
+        assert out.count(f"left out: {kept / 'results.json'} (judged") == (3 if left else 1)
+        assert cells(path.read_text(), "MEML")[1] == ("-" if left else "0")
+    assert done == [("oracle", 0), ("meml", 0)]
 
 
 OLDER = {  # than the keeping of results
@@ -936,7 +1151,7 @@ def test_rows_of_another_process_are_left_to_it(tmp_path, mini, done):
 def test_a_row_waits_for_what_another_process_makes(tmp_path, mini, done):
     one = tables.load(str(mini), ROOT)
     config = tables.settings(one, "meml", ROOT, Choice("smoke"), seed=0)
-    path = sharing._lock_path(tmp_path, "embed", sharing.key("embed", config))
+    path = sharing._lock_path(tmp_path, "embed", sharing.key("embed", config), "images")
     flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=meml,oracle")
     with files.lock(path):
         assert sharing.busy(config, tmp_path / "mini" / "meml" / "seed0", tmp_path)
@@ -959,7 +1174,11 @@ def test_what_is_shared():
 
     assert same("embed", learner="meml", clustering__num_clusters=5, tasks__balance="truncate")
     assert not same("embed", seed=1) and not same("embed", embedding__dim=3)
-    assert not same("embed", data__dir="elsewhere")
+    # Images are compared by their digest, wherever they lie; so is a size that is left open.
+    for stage in ("embed", "cluster", "train"):
+        assert same(stage, data__dir="elsewhere", data__cache_dir="x", data__download_timeout=1.0)
+        assert same(stage, data__image_size=0, data__channels=0)
+        assert not same(stage, data__max_per_class=3)
     assert same("cluster", learner="meml", tasks__balance="loss", network__channels=3)
     assert not same("cluster", clustering__num_clusters=5)
     assert not same("cluster", tasks__balance="truncate")
@@ -1038,18 +1257,64 @@ def test_an_embedding_of_other_images_is_not_copied(tmp_path, sibling):
     assert said == [f"embed: reuses {sibling / 'embeddings.npz'}"]
 
 
+def test_settings_that_are_left_open_are_shared(tmp_path, sibling, capsys):
+    """Image size, channels and number of clusters are chosen, in the sibling and here."""
+    config, results_ = programs.stored_config(sibling), tmp_path / "results"
+    images = programs.results(sibling)["content_hash"]
+    left_open = {"data.image_size": 0, "data.channels": 0, "clustering.num_clusters": 0}
+    elsewhere = {"data.dir": "elsewhere", "data.cache_dir": str(tmp_path)}
+    bare = override(config, left_open | elsewhere)
+    workdir = results_ / "two" / "row" / "seed0"
+
+    def enter(stage, chosen, images=images):
+        with (
+            open_workdir(workdir, bare),
+            sharing.around(
+                stage, images, config=bare, workdir=workdir, results=results_, say=print
+            ),
+        ):
+            held = sharing._lock_path(results_, stage, sharing.key(stage, chosen), images)
+            with files.lock(held) as ours:
+                assert not ours
+        return f"{stage}: copies from {sibling}" in capsys.readouterr().out
+
+    assert not enter("embed", bare, "other images") and enter("embed", bare)
+    assert not (workdir / "tasks.npz").exists()
+    with files.lock(sharing._lock_path(results_, "embed", sharing.key("embed", bare), images)):
+        other = results_ / "three" / "row" / "seed0"
+        assert sharing.busy(override(bare, {"data.dir": "there"}), other, results_)
+    # The number of clusters is known once the images are, and is then that of the workdir.
+    for number, same in ((5, False), (config.clustering.num_clusters, True)):
+        chosen = override(bare, {"clustering.num_clusters": number})
+        record_config(workdir, chosen)
+        assert enter("cluster", chosen) == same
+    assert enter("train", chosen)
+
+
+def test_clusters_of_other_images_are_not_copied(tmp_path, sibling):
+    config = programs.stored_config(sibling)
+    images = programs.results(sibling)["content_hash"]
+    second = shutil.copytree(sibling, sibling.with_name("seed1"))
+    path = sibling / "embedding.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"content_hash": "other"}))
+    workdir = tmp_path / "results" / "two" / "row" / "seed0"
+    for digest, source in ((images, second), ("other", sibling), ("third", None)):
+        assert sharing.find("cluster", digest, config, workdir, tmp_path / "results") == source
+
+
 def test_a_stopped_training_holds_the_lock_when_it_goes_on(tmp_path, sibling):
     results_ = tmp_path / "results"
     config = programs.stored_config(sibling)
     digest = programs.results(sibling)["content_hash"]
-    path = sharing._lock_path(results_, "train", sharing.key("train", config))
+    path = sharing._lock_path(results_, "train", sharing.key("train", config), digest)
     longer = override(config, {"train.steps": 60})
     assert {p.name for p in (sibling / "checkpoints").iterdir() if p.name.isdigit()} >= {"40"}
     for settings_, held in ((config, False), (longer, True)):
         with sharing.around(
             "train", digest, config=settings_, workdir=sibling, results=results_, say=print
         ):
-            lock_path = sharing._lock_path(results_, "train", sharing.key("train", settings_))
+            key = sharing.key("train", settings_)
+            lock_path = sharing._lock_path(results_, "train", key, digest)
             with files.lock(lock_path) as ours:
                 assert ours != held
     with files.lock(path):
