@@ -7,7 +7,8 @@
 A row is one of `ROWS`, or any embedding by its name, one of your own or `npz` among them; `pca_64`
 is the row `pca` with 64 clusters in place of the file's number. Each is a run of
 `run.py --stage=cluster` in `WORKDIR/ROW/seedN`, with the settings given and those of the row
-in `ROWS`; what is finished is reused and a stopped row goes on, as there. Rows that differ in
+in `ROWS`; what is finished is reused and a stopped row goes on, as there, and a row that another
+process is at is passed over. Rows that differ in
 whitening and clustering only have one training, and where WORKDIR is a folder in the results of
 `tables.py`, such as runs/tables/embeddings, its tables find them. Prints the table of all rows that
 are finished there, and leaves it in `WORKDIR/table.md`, the figures in `WORKDIR/ROW/seedN/figures`.
@@ -63,7 +64,7 @@ from meml_jax import (
 from meml_jax.config import Config
 from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
-from meml_jax.files import expand_home, load_npz, lock, read_json, write_atomic, write_json
+from meml_jax.files import expand_home, load_npz, lock_beside, read_json, write_atomic, write_json
 from meml_jax.settings import from_dict, override
 from meml_jax.tables import overridden_fields
 from meml_jax.types import Dataset, Split, UserError
@@ -169,18 +170,17 @@ def compare(
         dataset = datasets[name]
         say(f"== {name}")
         path = workdir / name / f"seed{each.seed}" / FINISHED
-        if read_row(path.parent)["settings"] == wanted[name]:
-            say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
-            continue
-        with lock(path.parent.with_name(f".{path.parent.name}.lock")) as ours:
+        with lock_beside(path.parent) as ours:
+            if read_row(path.parent)["settings"] == wanted[name]:
+                say(f"finished, in {path.parent}; figures in {path.parent / 'figures'}")
+                continue
             if not ours:
                 say("another process is at it; the same command looks again")
                 continue
             row = measure(each, dataset, path.parent)
+            told = {"settings": wanted[name], "images": images.content_hash, "flags": flags_}
+            write_json(path, row | told)
         say(f"figures in {path.parent / 'figures'}")
-        write_json(
-            path, row | {"settings": wanted[name], "images": images.content_hash, "flags": flags_}
-        )
         write_atomic(workdir / "table.md", table(stored(workdir, images)))
     rows = stored(workdir, images)
     write_atomic(workdir / "table.md", table(rows))

@@ -25,9 +25,9 @@ if __name__ == "__main__":
     import starting  # noqa: F401, before what takes seconds to import
 
 import contextlib
+import dataclasses
 import functools
 import gc
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ from meml_jax import (
     documents,
     sharing,
     stored_results,
+    table_flags,
     table_report,
     table_sheets,
     tables,
 )
 from meml_jax.config import Config
-from meml_jax.files import expand_home, lock, write_atomic
-from meml_jax.results import is_current
-from meml_jax.settings import from_dict
+from meml_jax.files import expand_home, lock_beside, write_atomic
+from meml_jax.stored_results import finished
 from meml_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +109,7 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
     for config in runs.values():
         checks.before_loading(config)
     if root and not FLAGS.report_only:
-        for name in tables.without_folder(chosen.values()):
+        for name in tables.data_without_folder(chosen.values()):
             say(f"data: {root} has no folder {name}; it is fetched, if that can be")
     return table, runs
 
@@ -134,18 +134,6 @@ def workdir_of(row: str, seed: int) -> Path:
     return folder() / row / f"seed{seed}"
 
 
-def finished(config: Config, workdir: Path) -> bool:
-    """Tell whether a workdir holds the results, and the report, of these very settings."""
-    try:
-        results = json.loads((workdir / "results.json").read_text())
-        stored = from_dict(results["config"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        return False
-    free = ("data.cache_dir", "data.download_timeout")
-    same = not stored_results.differing(stored, config, free=free) and is_current(results, config)
-    return same and (workdir / "report.md").exists()
-
-
 def do(config: Config, workdir: Path, results: Path) -> None:
     """Do one run, as experiments/run.py does, with what its siblings have made."""
     around = functools.partial(
@@ -168,7 +156,7 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
         row, seed = name = next(iter(left))
         config, workdir = left.pop(name), workdir_of(*name)
         title = f"{row}, seed {seed}"
-        with lock(workdir.with_name(f".{workdir.name}.lock")) as ours:
+        with lock_beside(workdir) as ours:
             if finished(config, workdir):
                 say(f"== {title}: finished, in {workdir}")
                 continue
@@ -205,7 +193,7 @@ def write_report(table: tables.Table) -> None:
         with documents.locked(document):
             write_block(table, stored_results.read_kept(folder(), say=say))
         return
-    with lock(folder() / ".report.lock", wait=True):  # no process leaves an older one
+    with lock_beside(folder() / "report", wait=True):  # no process leaves an older one
         stored = stored_results.read(folder(), say=say)
         lines = lines_of(table, stored)
         drawn = table_report.draw(folder(), table, lines)
@@ -213,7 +201,7 @@ def write_report(table: tables.Table) -> None:
     say(f"report: {folder() / 'report.html'}")
     if document:
         with documents.locked(document):
-            every = stored_results.keep(stored, kept_folder(), say=say)
+            every = stored_results.keep(stored, kept_folder())
             for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
                 write_atomic(kept_folder() / name, (folder() / name).read_bytes())
             write_block(table, every)
@@ -225,11 +213,11 @@ def write_block(table: tables.Table, every: stored_results.Stored) -> None:
     if not every:  # as where all rows have failed
         say(f"nothing is stored in {folder()}; the block {block()!r} is left as it is")
         return
-    lines = lines_of(table, every)
-    figures = table_report.draw(kept, table, lines) if FLAGS.figures else {}
+    lines, heading = lines_of(table, every), table.title + (FLAGS.label and f", {FLAGS.label}")
+    titled = dataclasses.replace(table, title=heading)
+    figures = table_report.draw(kept, titled, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
-    heading = table.title + (FLAGS.label and f", {FLAGS.label}")
     text = table_report.document_text(heading, lines, commands(table, lines), shown)
     documents.write_block(document, block(), text)
     say(f"{document}: wrote the block {block()!r}")
@@ -267,7 +255,7 @@ def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[compari
     """Make the table's lines of what is stored."""
 
     def bare(name: str) -> Config:
-        choice = tables.Choice(presets=tables.presets_of(table, name, ROOT, FLAGS.presets))
+        choice = tables.Choice(presets=table_flags.presets_of(table, name, ROOT, FLAGS.presets))
         return tables.settings(table, name, ROOT, choice, seed=0)
 
     return comparison.make_lines(table, {name: bare(name) for name in table.rows}, stored)
@@ -275,11 +263,11 @@ def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[compari
 
 def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
     """Write the commands that make what the lines hold, from the settings stored with it."""
-    rows: dict[tuple[tuple[int, ...], tables.Flags], list[str]] = {}
+    rows: dict[tuple[tuple[int, ...], table_flags.Flags], list[str]] = {}
     for line in table_sheets.trainings(lines):
         config = table_sheets.config_of(line)
-        presets = tables.presets_of(table, line.row, ROOT, FLAGS.presets)
-        flags_ = tables.flags_for(table, line.row, ROOT, config, presets=presets)
+        presets = table_flags.presets_of(table, line.row, ROOT, FLAGS.presets)
+        flags_ = table_flags.flags_for(table, line.row, ROOT, config, presets=presets)
         rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [
         f"python experiments/tables.py --table={FLAGS.table} --rows={','.join(names)} "
@@ -302,7 +290,7 @@ def main(argv: list[str]) -> int:
         failed = [] if FLAGS.report_only else do_all(table, runs)
         try:
             write_report(table)
-        except UserError as error:
+        except (UserError, OSError) as error:
             if FLAGS.report_only:
                 raise
             failed.append(f"the report: {error}")

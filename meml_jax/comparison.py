@@ -96,9 +96,9 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
 
 
 def verdict(cell: Cell, published: Published) -> str:
-    """Say where our interval lies against the paper's number: one of `COMPARED`.
+    """Compare our interval with the paper's number: one of `COMPARED`, or why none can be given.
 
-    Within: it holds the number or, where that has a ±, meets the paper's interval. It is no
+    Within: it holds the number or, where that has a ±, meets the paper's interval. There is no
     comparison where ours could be guessed, `at chance`, or where the interval has no width since
     all runs are equal, `no spread`: a head that names one class only is 50.0 ± 0.0 % of two.
     """
@@ -126,14 +126,19 @@ def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
 
 
 def _test(line: Line) -> tuple[Any, ...]:
-    """List what an accuracy is that of: images and streams, however often they are drawn."""
+    """List what decides on a test: images, protocol, queries, shots; not how many runs it has."""
     if not line.results:
         return ()
+    config = from_dict(line.results[0]["config"])
+    shots = None if config.episodes.ways else config.test.shots  # of episodes they are the column's
+    return _images(line), config.test.protocol, config.test.queries, shots
+
+
+def _images(line: Line) -> str | None:
+    """Digest of the images that a line is tested on."""
     first = line.results[0]
-    config, images = first["config"], first.get("test_hash") or first.get("content_hash")
-    ways = config.get("episodes", {}).get("ways")  # whose shots are the column's
-    named = ("protocol", "queries", *(() if ways else ("shots",)))
-    return images, *(config["test"].get(name) for name in named)
+    found: str | None = first.get("test_hash") or first.get("content_hash")
+    return found
 
 
 def points_of(results: Mapping[str, Any], head: str) -> dict[At, Mapping[str, Any]]:
@@ -196,13 +201,11 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
 
 def _follows_from(line: Line) -> str:
     """Digest of what a baseline's numbers follow from: images, settings of the test, seeds."""
-    first = line.results[0]
-    config = from_dict(first["config"])
-    images = first.get("test_hash") or first.get("content_hash")
+    config = from_dict(line.results[0]["config"])
     test, network = config.test, config.network if line.head == "untrained" else None
     if not config.episodes.ways:
         test = dataclasses.replace(depends_on(line.head, test), num_classes=test.num_classes)
-    return fingerprint(images, test, network, line.seeds)
+    return fingerprint(_images(line), test, network, line.seeds)
 
 
 def _tested(line: Line) -> str:
@@ -246,7 +249,7 @@ def _of_row(
                 config,
             )
             lines.append(line)
-    done, used = {line.head for line in lines}, [*configs, config][0]
+    done, used = {line.head for line in lines}, configs[0] if configs else config
     kind, published = _kind(used), _published(used)
     lines += [
         Line(row.part, name, title, head, kind, True, published.get(title, {}), {}, defined=config)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from meml_jax.files import lock, write_atomic, writing
+from meml_jax.files import lock_beside, write_atomic, writing
 from meml_jax.types import UserError
 
 
@@ -57,19 +57,8 @@ def locked(path: Path) -> Iterator[None]:
     """Keep other processes from a document and what is beside it, that none loses a block.
 
     The lock lies beside the document, where all processes and hosts that write it see the same.
-
-    Raises:
-      UserError: it cannot be made.
     """
-    with contextlib.ExitStack() as held:
-        try:
-            held.enter_context(lock(path.with_name(f".{path.name}.lock"), wait=True))
-        except UserError as error:
-            reason = str(error).partition(";")[0]
-            raise UserError(
-                f"{path}: {reason}; name a document in a folder that can be written, on a file "
-                "system with locks"
-            ) from None
+    with lock_beside(path, wait=True):
         yield
 
 

@@ -68,6 +68,11 @@ def lock(path: Path, *, wait: bool = False) -> Iterator[bool]:
         yield ours
 
 
+def lock_beside(path: Path, *, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
+    """Hold the lock of a file or folder, which need not exist: `.NAME.lock` beside it."""
+    return lock(path.with_name(f".{path.name}.lock"), wait=wait)
+
+
 @contextlib.contextmanager
 def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` at the end, if nothing failed until then.

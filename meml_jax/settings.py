@@ -95,6 +95,10 @@ def config_dict(config: Config) -> Any:
     return convert(config).lock()
 
 
+class UnfitPreset(UserError):
+    """Presets that a config file does not have, or that do not go with what it is used for."""
+
+
 def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str, Any]) -> Any:
     """Make the ConfigDict of a file in configs/: defaults, `values`, then the presets asked for.
 
@@ -112,7 +116,7 @@ def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str
     names = [name.strip() for name in arg.split(",") if name.strip()]
     for name in names:
         if name not in known:
-            raise UserError(
+            raise UnfitPreset(
                 f"unknown preset {name!r}, expected one or more of {sorted(known)}"
                 f"{did_you_mean(name, known)}"
             )

@@ -18,13 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import (
-    attention,
     balance,
+    cluster_figures,
     curves,
     devices,
-    embedding_figures,
     embedding_report,
-    feature_maps,
     feed,
     few_shot,
     figures,
@@ -43,8 +41,6 @@ from meml_jax.types import Clusters, Dataset, Params, Report, TrainState
 from meml_jax.workdir import fingerprint
 
 STAGES = ("embed", "cluster", "train", "test", "report")
-MEMBERS = 12  # images of each cluster in a figure without attention weights
-MAPPED = 8  # images whose feature maps are drawn then
 
 
 def train(
@@ -171,9 +167,13 @@ def write_report(
     curve = () if config.episodes.ways else ("accuracy",)  # (ways, shots) are no curve
     if curve:
         figures.accuracy_curve(found, folder / "accuracy.png", paper=beside)
-    names = [*curve, *_draw_clusters(config, dataset, clusters, model, params, folder)]
+    table, network = clusters.table, model.network
+    names = [*curve]
+    names += cluster_figures.draw(
+        config, dataset.train.images, table, params, folder, network=network
+    )
     figures.cluster_sizes(
-        clusters.table.size,
+        table.size,
         folder / "cluster_sizes.png",
         name=embedding_report.clusters_name(config, dataset),
         info=clusters.info,
@@ -189,48 +189,3 @@ def write_report(
     text = report.render(found, figures=[f"figures/{name}.png" for name in names])
     write_atomic(workdir / "report.md", text)
     return workdir / "report.md"
-
-
-def _draw_clusters(
-    config: Config,
-    dataset: Dataset,
-    clusters: Clusters,
-    model: Model,
-    params: Params,
-    folder: Path,
-) -> list[str]:
-    """Draw images of some clusters, by their attention weights where the learner has attention.
-
-    Returns:
-      Names of the figures in `folder`, without ending.
-    """
-    images, table, channels = dataset.train.images, clusters.table, config.network.channels
-    true, names = config.tasks.labels == "true", ["clusters", "feature_maps"]
-    kind, kinds = ("true class", "true classes") if true else ("cluster", "clusters")
-    grid, maps = (folder / f"{name}.png" for name in names)
-    if get_learner(config.learner).uses_attention:
-        attended = attention.attend(
-            params, images, table, network=model.network, options=config.inner
-        )
-        figures.cluster_grid(attended, grid, kind=kind)
-        mapped = feature_maps.of_clusters(params, attended, channels=channels)
-        extremes = f"images of the highest and lowest attention weight in {kinds} of so many images"
-        figures.feature_maps(mapped, maps, images=extremes)
-        return names
-    # No image weighs more than another, so that none is the highest or the lowest.
-    picked = attention.pick(table, most_images=MEMBERS)
-    embedding_figures.clusters(
-        [images[rows] for rows, _ in picked],
-        None,
-        [f"{size} image" + "s" * (size > 1) for _, size in picked],
-        grid,
-        title=f"{embedding_report.clusters_name(config, dataset)}\n{len(picked)} of "
-        f"{len(table.size)} {kinds}, at even steps from the smallest to the largest\nup to "
-        f"{MEMBERS} images of each, at even steps",
-    )
-    some = picked[:: -(-len(picked) // MAPPED)]
-    first = images[np.array([rows[0] for rows, _ in some])]
-    said = [f"of {size}" for _, size in some]
-    mapped = feature_maps.of_images(params, first, said, channels=channels)
-    figures.feature_maps(mapped, maps, images=f"an image each of {kinds} of so many images")
-    return names

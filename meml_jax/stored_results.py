@@ -131,6 +131,22 @@ def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[
     ]
 
 
+def finished(config: Config, workdir: Path) -> bool:
+    """Tell whether a workdir holds the results, and the report, of these very settings.
+
+    The images are not looked at: after other ones have come into the same folder, a row's own
+    folder must go.
+    """
+    try:
+        results = json.loads((workdir / "results.json").read_text())
+        stored = from_dict(results["config"])
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
+    free = ("data.cache_dir", "data.download_timeout")
+    same = not differing(stored, config, free=free) and is_current(results, config)
+    return same and (workdir / "report.md").exists()
+
+
 def read_kept(
     folder: Path, *, say: Callable[[str], None] = print
 ) -> dict[str, dict[int, dict[str, Any]]]:
@@ -139,26 +155,14 @@ def read_kept(
     Raises:
       UserError: some of it cannot be read, so that what is made of it would lack a row.
     """
-    kept, replaceable = _split(folder)
-    for path, reason in replaceable.items():
-        say(_left_out(path, reason))
-    return kept
-
-
-def _split(folder: Path) -> tuple[dict[str, dict[int, dict[str, Any]]], dict[Path, str]]:
-    """Read what is kept: (results of this version, why by path those of an earlier one)."""
-    replaceable = {}
 
     def leave_out(path: Path, error: Exception) -> None:
         if not isinstance(error, EarlierVersion):
             raise UserError(f"{path} ({_why(error)}); mend that file or delete its folder")
-        replaceable[path] = str(error).partition(";")[0]
+        reason = str(error).partition(";")[0]
+        say(f"left out: {path} ({reason}; the row is back in the block once it is done again)")
 
-    return _read(folder, leave_out), replaceable
-
-
-def _left_out(path: Path, reason: str) -> str:
-    return f"left out: {path} ({reason}; the row is back in the block once it is done again)"
+    return _read(folder, leave_out)
 
 
 def check_kept(kept: Stored, folder: Path, wanted: Mapping[tuple[str, int], Config]) -> None:
@@ -193,13 +197,11 @@ def check_keeping(stored: Stored, kept: Stored, folder: Path) -> None:
             )
 
 
-def keep(
-    stored: Stored, folder: Path, *, say: Callable[[str], None] = print
-) -> dict[str, dict[int, dict[str, Any]]]:
+def keep(stored: Stored, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
     """Write results to a folder that `read` reads, compact, and without this machine's paths.
 
     Results of this version take the place of those that an earlier one has left there, whatever
-    their settings; those that nothing replaces are said.
+    their settings.
 
     Returns:
       All that the folder keeps now, as `read_kept` would read it.
@@ -207,16 +209,13 @@ def keep(
     Raises:
       UserError: results of other settings, or on other images, are kept there.
     """
-    kept, replaceable = _split(folder)
+    kept = read_kept(folder, say=lambda line: None)
     check_keeping(stored, kept, folder)
     for row, seed, results in _each(stored):
         config = dataclasses.asdict(_nowhere(from_dict(results["config"])))
-        content, path = {**results, "config": config}, folder / row / f"seed{seed}" / "results.json"
-        write_json(path, content, indent=None)
+        content = {**results, "config": config}
+        write_json(folder / row / f"seed{seed}" / "results.json", content, indent=None)
         kept.setdefault(row, {})[seed] = json.loads(json.dumps(content))  # lists for tuples
-        replaceable.pop(path, None)
-    for path, reason in replaceable.items():
-        say(_left_out(path, reason))
     return kept
 
 

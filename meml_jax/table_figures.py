@@ -67,7 +67,7 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
             names = [title.removesuffix(f", {name}") for title in handles]
             last.legend(list(handles.values()), names, **place)
-        said = "ours with 95 % interval" + ", and the paper's" * published
+        said = "ours with 95 % interval" + ", and the paper's, dashed and hollow" * published
         figure.suptitle(f"{title}\n{said}", fontsize=11)
         figures.save(figure, path)
 
@@ -75,7 +75,8 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
 def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> bool:
     """Draw the accuracy at most classes against the seconds of training, if two rows have both.
 
-    Rows look as in `draw`; of a row's heads, the second and third are not filled.
+    Rows look as in `draw`; markers are full for the first head drawn, hollow for the second, half
+    filled for the third.
 
     Args:
       lines: of `comparison.make_lines`, of one part.

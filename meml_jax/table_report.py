@@ -131,8 +131,8 @@ def of_trainings(figures: Mapping[str, str]) -> list[str]:
 def csv_text(lines: Sequence[Line]) -> str:
     """Write one row for each cell, ours or the paper's; accuracies in %."""
     header = (
-        "part", "line", "row", "head", "kind", "at", "paper", "ours", "ci95", "runs", "seeds",
-        "by_seed", "steps", "train_seconds", "verdict", "chance", "commit", "device",
+        "part", "line", "row", "head", "kind", "at", "paper", "paper_half", "ours", "ci95", "runs",
+        "seeds", "by_seed", "steps", "train_seconds", "verdict", "chance", "commit", "device",
     )  # fmt: skip
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, header, lineterminator="\n")
@@ -148,6 +148,7 @@ def csv_text(lines: Sequence[Line]) -> str:
                 "kind": line.kind,
                 "at": label(at),
                 "paper": published,
+                "paper_half": "" if published is None else published.half,
             }
             if cell is not None:
                 row |= {

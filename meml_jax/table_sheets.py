@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from meml_jax import paper
+from meml_jax import paper, row_settings
 from meml_jax.comparison import (
     COMPARED,
     SEEDS_FOR_INTERVAL,
@@ -17,7 +17,7 @@ from meml_jax.comparison import (
     verdict,
 )
 from meml_jax.config import Config, NetworkConfig
-from meml_jax.differences import make_differences, unlike_settings
+from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
 from meml_jax.rounding import percent, plain
 from meml_jax.settings import from_dict
@@ -89,7 +89,8 @@ def all_of(line: Line, field: str) -> str:
 
 def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[Line]) -> Sheet:
     at = columns(part)
-    rivals = [*lines, *(line for line in part if line.kind == "baseline" and line not in lines)]
+    shown = {id(line) for line in lines}
+    rivals = [line for line in part if line.kind == "baseline" or id(line) in shown]
     rows = [
         [line.title, plain(line.steps), _list(line.seeds), _counts(line)]
         + [_cell(line, place, bold=is_best(line, rivals, place)) for place in at]
@@ -104,7 +105,7 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     facts = [text, *(f"Data: {note}." for note in notes)]
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
-    facts += unlike_settings(lines)
+    facts += row_settings.unlike(lines)
     datasets = {config_of(line).data.name for line in lines if line.results}
     longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)
     if head == "classes" and max(steps, default=longer) < longer:
@@ -144,7 +145,7 @@ def _differences(lines: Sequence[Line]) -> list[Sheet]:
         "classes, images and order), ± half of the 95 % interval as above, and each seed's in "
         "brackets. What another training would change is in it from three seeds on only."
     )
-    facts = [text, *unlike_settings([line for one in found for line in one.lines])]
+    facts = [text, *row_settings.unlike([line for one in found for line in one.lines])]
     header = ["rows", "seeds", *map(label, at)]
     return [Sheet(heading, " ".join(facts), header, rows)] if rows else []
 

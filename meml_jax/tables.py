@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import flags
 
 from meml_jax.config import Config
 from meml_jax.settings import (
+    UnfitPreset,
     check_field,
     config_dict,
     did_you_mean,
@@ -45,6 +45,9 @@ SMOKE: dict[str, Any] = {
 BUDGETS: dict[str, dict[str, Any]] = {"smoke": SMOKE, "short": {"train.steps": 10_000}, "paper": {}}
 """What a budget sets in every row: `smoke` shows that all of it works, in minutes; `paper` trains
 as long as the table's config file says, which is as long as the paper did where it says so."""
+
+FREE = ("train.steps", "test.heads")
+"""How long a row trains and which of its heads are tested: whatever they are, it is that row."""
 
 PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
 """Fields on which no number depends."""
@@ -161,7 +164,7 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
         for names in (presets, choice.presets or "paper", "paper")
     )
     if chosen.embedding not in (config.embedding, bare.embedding):
-        raise UserError(
+        raise UnfitPreset(
             f"--presets={choice.presets} has another embedding than row {name!r}, whose own "
             f"presets set {config.embedding.name!r}; leave --presets out, or choose other --rows"
         )
@@ -172,58 +175,13 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     return _overridden(config, choice.overrides) if choice.overrides else config
 
 
-def presets_of(table: Table, name: str, root: Path, presets: str) -> str:
-    """Return those presets, chosen for all rows, that a row may have: all of them or none."""
-    try:
-        settings(table, name, root, Choice(presets=presets), seed=0)
-    except UserError:  # its config file does not have them, as a table's rows may have several
-        return ""
-    return presets
-
-
-class Flags(NamedTuple):
-    """Flags of experiments/tables.py.
-
-    Attributes:
-      text: as on the command line.
-      replaced: the values that their overrides replace; rows of others cannot share the flags.
-    """
-
-    text: str
-    replaced: tuple[Any, ...]
-
-
-def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> Flags:
-    """Write the flags of experiments/tables.py that give a row the settings `config`.
-
-    The budget is the one that needs the fewest overrides; where the data lie, and the seed, are
-    left out.
-    """
-
-    def missing(budget: str) -> dict[str, tuple[Any, Any]]:
-        choice = Choice(budget, presets)
-        start = flatten(settings(table, name, root, choice, seed=config.seed))
-        pairs = {k: (start[k], v) for k, v in flatten(config).items() if k not in PLACES}
-        return {k: (before, v) for k, (before, v) in pairs.items() if v != before}
-
-    needed = {budget: missing(budget) for budget in reversed(BUDGETS)}
-    budget = min(needed, key=lambda name: len(needed[name]))
-    words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
-    for field, (_, value) in needed[budget].items():
-        text = str(value)
-        if isinstance(value, tuple):
-            text = f"({','.join(map(str, value))},)" if value else "()"
-        words.append(shlex.quote(f"--config.{field}={text}"))
-    return Flags(" ".join(words), tuple(before for before, _ in needed[budget].values()))
-
-
 def overridden_fields(overrides: Iterable[str]) -> list[str]:
     """Name the fields of overrides such as `--config.train.steps=100`."""
     return [arg.removeprefix("--config.").split("=")[0] for arg in overrides]
 
 
 def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> None:
-    """Refuse to override, for all rows, what tells them apart: their names would be wrong.
+    """Refuse to override, for all rows chosen, what tells them apart, in whatever direction.
 
     Args:
       configs: of the rows chosen, without the overrides.
@@ -246,10 +204,10 @@ def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> 
 
 
 def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: str) -> None:
-    """Refuse settings that make a row into another one, whose name it would not have.
+    """Refuse presets and overrides that make a row into another one, even if it is chosen alone.
 
-    A row keeps its values of the fields in which the rows of its part differ that start from the
-    same config file, all but how long it trains, which a budget decides as well.
+    A row keeps its values of the fields, `FREE` aside, in which the rows of its part differ that
+    start from the same config file.
 
     Args:
       table: the table.
@@ -271,8 +229,8 @@ def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: 
             if (one.part, one.config) == (row.part, row.config)
         ]
         for field, value in flatten(config).items():
-            free = field in BUDGETS["short"] or value == own[field]
-            if not free and any(other[field] != own[field] for other in alike):
+            kept = field in FREE or value == own[field]
+            if not kept and any(other[field] != own[field] for other in alike):
                 raise UserError(
                     f"row {name!r} is one of {field}={own[field]!r}, got {value!r}; name the row "
                     "that has it with --rows, or leave out the preset or override that sets it"
@@ -290,7 +248,7 @@ def _folders(config: Config, root: Path | None) -> dict[str, Any]:
     return {field: str(folder) for field, folder in folders.items() if folder.is_dir()}
 
 
-def without_folder(configs: Iterable[Config]) -> list[str]:
+def data_without_folder(configs: Iterable[Config]) -> list[str]:
     """Name the data sets that are not generated and have no folder."""
     every = (part for config in configs for part in (config.data, config.test_data))
     return sorted({part.name for part in every if part.name and not part.dir} - {"glyphs"})

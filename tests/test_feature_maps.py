@@ -1,12 +1,10 @@
 """Feature maps are those of the FEN that encodes; weights are shown where there are any."""
 
-import types
-
 import numpy as np
 import pytest
 import tiny
 
-from meml_jax import embedding_figures, figures, stages
+from meml_jax import cluster_figures, figures
 from meml_jax.attention import AttendedCluster
 from meml_jax.config import Config
 from meml_jax.feature_maps import feature_maps, of_clusters
@@ -45,38 +43,27 @@ def test_maps_are_what_the_convolutions_give(tmp_path):
 @pytest.mark.parametrize("labels", ["clusters", "true"])
 @pytest.mark.parametrize("learner", ["meml", "meml_mean", "oml", "oml_film"])
 def test_only_attention_has_weights_to_show(tmp_path, monkeypatch, learner, labels):
-    drawn = []
-    for module in (figures, embedding_figures):
-        monkeypatch.setattr(module, "save", lambda figure, path: drawn.append((path.name, figure)))
-    sizes = np.array([1, 30, 5], np.int32)
-    table = TaskTable(np.arange(36, dtype=np.int32), np.cumsum(sizes) - sizes, sizes)
-    images = np.random.default_rng(0).integers(0, 256, (36, *tiny.CONV_IMAGE), np.uint8)
+    drawn = {}
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.update({path.stem: figure}))
+    sizes = np.arange(1, 21, dtype=np.int32)[::-1]
+    table = TaskTable(np.arange(210, dtype=np.int32), np.cumsum(sizes) - sizes, sizes)
+    images = np.random.default_rng(0).integers(0, 256, (210, *tiny.CONV_IMAGE), np.uint8)
     values = {"learner": learner, "tasks.labels": labels, "network.channels": 4}
     network = tiny.network(learner, dense=False)
-    names = stages._draw_clusters(
-        override(Config(), values),
-        types.SimpleNamespace(name="glyphs", train=types.SimpleNamespace(images=images)),
-        types.SimpleNamespace(table=table),
-        types.SimpleNamespace(network=network),
-        tiny.parameters(network),
-        tmp_path,
-    )
-    assert names == ["clusters", "feature_maps"]
-    assert [f"{name}.png" for name in names] == [name for name, _ in drawn]
-    ax = drawn[0][1].axes[0]
-    texts = [text.get_text() for text in ax.texts]
-    pictures = len(ax.images)
-    if LEARNERS[learner].uses_attention:
-        assert pictures == 1 + 5 + 14
-        assert sum(text.startswith(("0.", "1.")) for text in texts) == pictures
-    else:
-        assert pictures == 1 + 5 + 12
-        assert texts == ["1 image", "5 images", "30 images"]
-        kind = {"clusters": "clusters", "true": "true classes"}[labels]
-        assert f"3 of 3 {kind}, at even steps" in drawn[0][1].texts[0].get_text()
-    figure, title = drawn[1][1], drawn[1][1].get_suptitle()
-    assert ("attention weight" in title) == LEARNERS[learner].uses_attention
-    rows = {ax.get_ylabel() for ax in figure.axes} - {""}
-    sizes_ = {f"of {n}" for n in sizes}
-    extremes = {f"{word} {size}" for word in ("highest", "lowest") for size in sizes_}
-    assert rows == (extremes if LEARNERS[learner].uses_attention else sizes_)
+    config, params = override(Config(), values), tiny.parameters(network)
+    names = cluster_figures.draw(config, images, table, params, tmp_path, network=network)
+    attentive = LEARNERS[learner].uses_attention
+    assert names == [*drawn] == ["clusters"] * attentive + ["feature_maps"]
+    kind, kinds = {"clusters": ("cluster", "clusters"), "true": ("true class", "true classes")}[
+        labels
+    ]
+    maps = drawn["feature_maps"]
+    rows = [ax.get_ylabel() for ax in maps.axes if ax.get_ylabel()]
+    assert f"{kinds} of so many images" in maps.get_suptitle()
+    assert ("attention weight" in maps.get_suptitle()) == attentive
+    if attentive:
+        assert f"of each {kind} by attention weight" in drawn["clusters"].axes[0].get_title()
+        assert {row.split()[0] for row in rows} == {"highest", "lowest"}
+    else:  # from the smallest to the largest
+        assert len(rows) == cluster_figures.MAPPED
+        assert (rows[0], rows[-1]) == ("of 1", "of 20")

@@ -1,0 +1,56 @@
+"""Flags of experiments/tables.py that give a row the settings it has been run with."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meml_jax.config import Config
+from meml_jax.settings import UnfitPreset, flatten
+from meml_jax.tables import BUDGETS, PLACES, Choice, Table, settings
+
+
+def presets_of(table: Table, name: str, root: Path, presets: str) -> str:
+    """Return those presets, chosen for all rows, that a row may have: all of them or none."""
+    try:
+        settings(table, name, root, Choice(presets=presets), seed=0)
+    except UnfitPreset:  # the rows of a table may start from several config files
+        return ""
+    return presets
+
+
+class Flags(NamedTuple):
+    """Flags of experiments/tables.py.
+
+    Attributes:
+      text: as on the command line.
+      replaced: the values that their overrides replace; rows of others cannot share the flags.
+    """
+
+    text: str
+    replaced: tuple[Any, ...]
+
+
+def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: str = "") -> Flags:
+    """Write the flags of experiments/tables.py that give a row the settings `config`.
+
+    The budget is the one that needs the fewest overrides; where the data lie, and the seed, are
+    left out.
+    """
+
+    def missing(budget: str) -> dict[str, tuple[Any, Any]]:
+        choice = Choice(budget, presets)
+        start = flatten(settings(table, name, root, choice, seed=config.seed))
+        pairs = {k: (start[k], v) for k, v in flatten(config).items() if k not in PLACES}
+        return {k: (before, v) for k, (before, v) in pairs.items() if v != before}
+
+    needed = {budget: missing(budget) for budget in reversed(BUDGETS)}
+    budget = min(needed, key=lambda name: len(needed[name]))
+    words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
+    for field, (_, value) in needed[budget].items():
+        text = str(value)
+        if isinstance(value, tuple):
+            text = f"({','.join(map(str, value))},)" if value else "()"
+        words.append(shlex.quote(f"--config.{field}={text}"))
+    return Flags(" ".join(words), tuple(before for before, _ in needed[budget].values()))
