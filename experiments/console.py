@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -29,6 +30,8 @@ def split_overrides(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
     """Separate `--config.a.b=value` and `--config.a.b value` from the other arguments."""
     overrides, rest, left = [], [], iter(argv)
     for arg in left:
+        if re.match("-[A-Za-z]", arg):  # as absl takes it
+            arg = f"-{arg}"
         if arg.startswith("--config."):
             overrides.append(arg if "=" in arg else f"{arg}={next(left, '')}")
         else:
@@ -136,6 +139,9 @@ def exit_code(work: Callable[[], int]) -> int:
     except UserError as error:
         complain(error)
         return 2
+    except BrokenPipeError:  # as of `| head`; what is left to say has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:
             raise

@@ -191,7 +191,10 @@ def compare(
             check_keeping(rows, kept, images)
             for name, measured in rows:
                 write_json(kept / name / f"seed{measured['seed']}" / FINISHED, measured)
-            documents.write_block(document, name_of(config), block(stored(kept, images), images))
+            if not (every := stored(kept, images)):
+                say(f"no row is finished; the block {name_of(config)!r} is left as it is")
+                return
+            documents.write_block(document, name_of(config), block(every, images))
 
 
 def kept_folder(docs: str, config: Config) -> Path:

@@ -29,6 +29,7 @@ import dataclasses
 import functools
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,10 +91,13 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
         root = FLAGS.data_root and expand_home(FLAGS.data_root)
         choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
         settings = functools.partial(tables.settings, table, root=ROOT)
+        for name in ("results", "data_root", "write_docs"):
+            if FLAGS[name].value == "":
+                raise UserError(f"--{name} is empty, expected a path; name one or leave it out")
         if FLAGS.rows == []:
             raise UserError(f"--rows is empty, expected one or more of {', '.join(table.rows)}")
         names = FLAGS.rows or list(table.rows)
-        if not all(seed.isdigit() for seed in FLAGS.seeds) or not FLAGS.seeds:
+        if not all(seed.isdecimal() for seed in FLAGS.seeds) or not FLAGS.seeds:
             raise UserError(f"--seeds={','.join(FLAGS.seeds)}, expected numbers such as 0,1")
         seeds = [int(seed) for seed in FLAGS.seeds]
         bare = {name: settings(name, choice=choice, seed=seeds[0]) for name in names}
@@ -106,6 +110,7 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
         }
         chosen = {name: config for (name, _), config in runs.items()}
         tables.check_rows(table, chosen, ROOT, FLAGS.budget)
+        lines_of(table, {})  # whose settings the report needs, of all rows
     for config in runs.values():
         checks.before_loading(config)
     if root and not FLAGS.report_only:
@@ -156,29 +161,29 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
         row, seed = name = next(iter(left))
         config, workdir = left.pop(name), workdir_of(*name)
         title = f"{row}, seed {seed}"
-        with lock_beside(workdir) as ours:
-            if finished(config, workdir):
-                say(f"== {title}: finished, in {workdir}")
-                continue
-            if not ours:
-                say(f"== {title}: another process is at it")
-                others.append(name)
-                continue
-            if name not in put_off and sharing.busy(config, workdir, results):
-                say(f"== {title}: later, another process makes what it needs")
-                put_off.add(name)
-                left[name] = config
-                continue
-            say(f"== {title}: {workdir}")
-            try:
+        try:
+            with lock_beside(workdir) as ours:
+                if finished(config, workdir):
+                    say(f"== {title}: finished, in {workdir}")
+                    continue
+                if not ours:
+                    say(f"== {title}: another process is at it")
+                    others.append(name)
+                    continue
+                if name not in put_off and sharing.busy(config, workdir, results):
+                    say(f"== {title}: later, another process makes what it needs")
+                    put_off.add(name)
+                    left[name] = config
+                    continue
+                say(f"== {title}: {workdir}")
                 do(config, workdir, results)
-            except (UserError, OSError, jax.errors.JaxRuntimeError) as error:
-                # Where the device's memory does not hold one row it may hold the next.
-                kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-                message = f"{title}: {kind}{str(error).partition(chr(10))[0]}"
-                say(f"error: {message}")
-                failed.append(message)
-        with contextlib.suppress(UserError, OSError):  # hours of other rows; it is told at the end
+        except (UserError, OSError, jax.errors.JaxRuntimeError) as error:
+            # Where the device's memory does not hold one row it may hold the next.
+            kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            message = f"{title}: {kind}{str(error).partition(chr(10))[0]}"
+            say(f"error: {message}")
+            failed.append(message)
+        with contextlib.suppress(Exception):  # whatever it is, the report at the end tells it
             write_report(table)
     for row, seed in others:
         if not finished(runs[row, seed], workdir_of(row, seed)):
@@ -270,8 +275,9 @@ def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]
         flags_ = table_flags.flags_for(table, line.row, ROOT, config, presets=presets)
         rows.setdefault((line.seeds, flags_), []).append(line.row)
     return [
-        f"python experiments/tables.py --table={FLAGS.table} --rows={','.join(names)} "
-        f"--seeds={','.join(map(str, seeds))} --data_root=DIR {flags_.text}"
+        f"python experiments/tables.py {shlex.quote(f'--table={FLAGS.table}')} "
+        f"{shlex.quote('--rows=' + ','.join(names))} --seeds={','.join(map(str, seeds))} "
+        f"--data_root=DIR {flags_.text}"
         for (seeds, flags_), names in rows.items()
     ]
 

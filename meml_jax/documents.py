@@ -35,19 +35,17 @@ def check(path: Path, name: str, kept: Path) -> None:
     if not name.isprintable() or "--" in name:
         raise UserError(f"a block cannot be named {name!r}; expected no `--` and no line break")
     _inserted(path, name, "")
-    with writing(kept):
-        kept.mkdir(parents=True, exist_ok=True)
-    for folder in (path.parent, kept):
-        if not os.access(folder, os.W_OK):
-            raise UserError(
-                f"cannot write into {folder}; make it writable or name another document"
-            )
     there = path.exists() and _marks(name)[0] in path.read_text(encoding="utf-8")
     if there and not any(kept.rglob("*.json")):
         raise UserError(
             f"{path} has the block {name!r}, but {kept}, of which it would be made anew, holds "
             "no results; delete the block, or name another document or --label"
         )
+    with writing(kept):
+        kept.mkdir(parents=True, exist_ok=True)
+    for place in (path.parent, kept, *([path] if path.exists() else [])):
+        if not os.access(place, os.W_OK):
+            raise UserError(f"cannot write {place}; make it writable or name another document")
     with locked(path):  # raises where the lock cannot be made
         pass
 
@@ -63,8 +61,15 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def write_block(path: Path, name: str, text: str) -> None:
-    """Put a block into a document, a file that need not exist, as `insert` does."""
-    write_atomic(path, _inserted(path, name, text))
+    """Put a block into a document, a file that need not exist, as `insert` does.
+
+    It stays the file that a link leads to, with the permissions it has.
+    """
+    text, place = _inserted(path, name, text), path.resolve()
+    mode = place.stat().st_mode if place.exists() else None
+    write_atomic(place, text)
+    if mode is not None:
+        place.chmod(mode)
 
 
 def _inserted(path: Path, name: str, text: str) -> str:

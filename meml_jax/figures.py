@@ -31,6 +31,7 @@ STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.color": "#E5E5E5", "axes.axisbelow": True, "axes.titlesize": 10, "legend.frameon": False,
     "legend.fontsize": 9, "lines.linewidth": 1.8, "lines.markersize": 5,
+    "text.parse_math": False,  # a $ in a name is a $
 }  # fmt: skip
 
 Paper = Mapping[str, Mapping[int, float]]

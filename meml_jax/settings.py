@@ -110,7 +110,7 @@ def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str
       values: the file's overrides of the defaults.
 
     Raises:
-      UserError: an unknown preset, or two methods.
+      UnfitPreset: an unknown preset, or two methods.
     """
     known = PRESETS | presets
     names = [name.strip() for name in arg.split(",") if name.strip()]
@@ -122,7 +122,7 @@ def preset_config(arg: str, presets: dict[str, dict[str, Any]], values: dict[str
             )
     methods = [name for name in names if "preset" in known[name]]
     if len(methods) > 1:
-        raise UserError(f"presets {arg!r}: got {' and '.join(methods)}, expected one of them")
+        raise UnfitPreset(f"presets {arg!r}: got {' and '.join(methods)}, expected one of them")
     config = override(Config(), values)
     for name in names:
         config = override(config, known[name])

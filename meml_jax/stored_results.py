@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
@@ -30,6 +29,18 @@ EMBEDDED: dict[str, Any] = {
 
 Stored = Mapping[str, Mapping[int, dict[str, Any]]]
 """`results.json` by row and seed."""
+
+
+_DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What reading a file that holds anything may raise."""
 
 
 class EarlierVersion(UserError):
@@ -54,20 +65,11 @@ def _read(
     for path in sorted(folder.glob("*/seed*/results.json")):
         row, number = path.parent.parent.name, path.parent.name.removeprefix("seed")
         try:
-            results = json.loads(path.read_text())
-            config, seed = from_dict(results["config"]), int(number)
-            if results.get("points_version") != points_version(config):
-                raise EarlierVersion(
-                    "judged as an earlier version did; the same command judges anew"
-                )
-            if not is_current(results, config):
-                raise EarlierVersion(
-                    "of an embedding of an earlier version; train it in another folder"
-                )
+            seed = int(number)
+            results, config = _useful(path)
             if config.seed != seed:
                 raise ValueError(f"results of seed {config.seed}")
-            _look_through(results)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGE as error:
             leave_out(path, error)
             continue
         first = "round1/" if config.clustering.rounds > 1 else ""
@@ -75,6 +77,18 @@ def _read(
             path.parent / f"{first}embedding.json"
         )
     return found
+
+
+def _useful(path: Path) -> tuple[dict[str, Any], Config]:
+    """Read results, with all settings of this version, or raise one of `_DAMAGE`."""
+    results = json.loads(path.read_text())
+    config = from_dict(results["config"])
+    if results.get("points_version") != points_version(config):
+        raise EarlierVersion("judged as an earlier version did; the same command judges anew")
+    if not is_current(results, config):
+        raise EarlierVersion("of an embedding of an earlier version; train it in another folder")
+    _look_through(results)
+    return results | {"config": dataclasses.asdict(config)}, config
 
 
 def _why(error: Exception) -> str:
@@ -94,28 +108,38 @@ def _embedded(path: Path) -> dict[str, Any]:
 
 def _look_through(results: Mapping[str, Any]) -> None:
     """Raise KeyError, TypeError or ValueError where what a table shows is not in results."""
-    clusters, training = results["clustering"], results["meta_train"]
-    numbers = [clusters["kept"], *(training[name] for name in ("seconds", "steps_per_second"))]
+    clusters, training, test = results["clustering"], results["meta_train"], results["meta_test"]
+    _check(int | float, clusters["kept"], training["seconds"], training["steps_per_second"])
+    _check(int | float | None, clusters.get("seconds"), training.get("peak_bytes"))
+    _check(int, training["steps"], test["checkpoint_step"])
+    _check(str, *(results[name] for name in ("dataset", "device", "commit")))
+    _check(str | None, training.get("device"), training.get("commit"))
     if clusters["labels"] != "true":
-        # None where the images have no labels.
-        numbers += [] if clusters["purity"] is None else [clusters["purity"]]
-        _ = results["embedding"]["name"]
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError(f"numbers expected, got {numbers}")
-    if not all(isinstance(results[name], str) for name in ("dataset", "device", "commit")):
-        raise TypeError("text expected in dataset, device, commit")
-    _ = int(training["steps"]), int(results["meta_test"]["checkpoint_step"])
+        _check(int | float | None, clusters["purity"])  # None where the images have no labels
+        _check(str, results["embedding"]["name"])
     _ = [curve["name"] for curve in results["comparisons"]]
-    for curve in (results["meta_test"], *results["comparisons"]):
-        if not (isinstance(curve["head"], str) and curve["points"]):
+    for curve in (test, *results["comparisons"]):
+        _check(str, curve["head"])
+        if not curve["points"]:
             raise ValueError("a curve without points")
         for point in curve["points"]:
-            numbers = [float(point[name]) for name in ("accuracy", "ci95", "chance", "seconds")]
-            if not np.isfinite(np.array([*numbers, *point["accuracies"]], np.float64)).all():
-                raise ValueError("accuracies that are not finite")
-            _ = int(point["num_classes"])
+            named = ("accuracy", "ci95", "chance", "seconds")
+            _check(int | float, *(point[name] for name in named), *point["accuracies"])
+            optional = ("learning_rate", "train_accuracy", "iid_accuracy")
+            _check(int | float | None, *(point.get(name) for name in optional))
+            _check(int, point["num_classes"], point["runs"])
+            _ = point["learning_rate"]
             if len(point["accuracies"]) != point["runs"] or not point["runs"]:
                 raise ValueError("another number of runs than it says")
+
+
+def _check(kind: Any, *values: Any) -> None:
+    """Raise TypeError or ValueError unless all values are of a kind, and finite."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"got {value!r}, expected {getattr(kind, '__name__', kind)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"got {value}, expected a finite number")
 
 
 def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[str]:
@@ -138,12 +162,10 @@ def finished(config: Config, workdir: Path) -> bool:
     folder must go.
     """
     try:
-        results = json.loads((workdir / "results.json").read_text())
-        stored = from_dict(results["config"])
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        _, stored = _useful(workdir / "results.json")
+    except _DAMAGE:
         return False
-    free = ("data.cache_dir", "data.download_timeout")
-    same = not differing(stored, config, free=free) and is_current(results, config)
+    same = not differing(stored, config, free=("data.cache_dir", "data.download_timeout"))
     return same and (workdir / "report.md").exists()
 
 
@@ -215,7 +237,8 @@ def keep(stored: Stored, folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
         config = dataclasses.asdict(_nowhere(from_dict(results["config"])))
         content = {**results, "config": config}
         write_json(folder / row / f"seed{seed}" / "results.json", content, indent=None)
-        kept.setdefault(row, {})[seed] = json.loads(json.dumps(content))  # lists for tuples
+        as_read = json.loads(json.dumps(content)) | {"config": config}
+        kept.setdefault(row, {})[seed] = as_read
     return kept
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from meml_jax.config import Config
 from meml_jax.settings import UnfitPreset, flatten
-from meml_jax.tables import BUDGETS, PLACES, Choice, Table, settings
+from meml_jax.tables import BUDGETS, OWN_IMAGES, PLACES, Choice, Table, settings
 
 
 def presets_of(table: Table, name: str, root: Path, presets: str) -> str:
@@ -46,8 +46,15 @@ def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: s
         return {k: (before, v) for k, (before, v) in pairs.items() if v != before}
 
     needed = {budget: missing(budget) for budget in reversed(BUDGETS)}
-    budget = min(needed, key=lambda name: len(needed[name]))
-    words = [f"--budget={budget}", *([f"--presets={presets}"] if presets else [])]
+
+    def effort(budget: str) -> tuple[bool, int]:
+        none = any(value is None for _, value in needed[budget].values())  # no flag can say it
+        return none, len(needed[budget])
+
+    budget = min(needed, key=effort)
+    words = [f"--budget={budget}", *([shlex.quote(f"--presets={presets}")] if presets else [])]
+    if config.data.name in OWN_IMAGES:
+        words.append("--config.data.dir=DIR")
     for field, (_, value) in needed[budget].items():
         text = str(value)
         if isinstance(value, tuple):

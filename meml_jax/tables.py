@@ -11,7 +11,9 @@ from typing import Any
 
 from absl import flags
 
+from meml_jax.choices import OPEN
 from meml_jax.config import Config
+from meml_jax.files import expand_home
 from meml_jax.settings import (
     UnfitPreset,
     check_field,
@@ -48,6 +50,9 @@ as long as the table's config file says, which is as long as the paper did where
 
 FREE = ("train.steps", "test.heads")
 """How long a row trains and which of its heads are tested: whatever they are, it is that row."""
+
+OWN_IMAGES = ("folder", "npz")
+"""Data sets that `--data_root` has no folder of: `data.dir` is the user's."""
 
 PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
 """Fields on which no number depends."""
@@ -116,7 +121,7 @@ def load(name: str, root: Path) -> Table:
       UserError: there is no such table.
     """
     folder = root / "configs" / "tables"
-    path = Path(name) if name.endswith(".py") else folder / f"{name}.py"
+    path = expand_home(name) if name.endswith(".py") else folder / f"{name}.py"
     if not path.is_file():
         names = sorted(file.stem for file in folder.glob("*.py"))
         raise UserError(
@@ -125,9 +130,10 @@ def load(name: str, root: Path) -> Table:
     table = getattr(_module(path), "TABLE", None)
     if not isinstance(table, Table):
         raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")
-    for own, row in table.rows.items():
-        if not isinstance(row, Row) or not row.lines:
-            raise UserError(f"{path}: got row {own!r} = {row!r}, expected a tables.Row with lines")
+    try:
+        _check_types(table)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     for own, row in table.rows.items():
         others = [n for n, one in table.rows.items() if one.part == row.part and n != own]
         if row.beside and row.beside not in others:
@@ -136,6 +142,28 @@ def load(name: str, root: Path) -> Table:
                 f"{', '.join(others) or 'there is none'}"
             )
     return table
+
+
+def _check_types(table: Table) -> None:
+    """Raise UserError where a table is not made of what `Table` and `Row` say, before any work."""
+    if not (isinstance(table.title, str) and isinstance(table.config, str)):
+        raise UserError(f"got title={table.title!r}, config={table.config!r}, expected text")
+    if not isinstance(table.rows, Mapping) or not table.rows:
+        raise UserError(f"got rows={table.rows!r}, expected rows by name, one or more")
+    if not isinstance(table.smoke, Mapping):
+        raise UserError(f"got smoke={table.smoke!r}, expected settings by field")
+    for field in table.smoke:
+        check_field(field)
+    for name, row in table.rows.items():
+        if not isinstance(name, str) or Path(name).name != name or "," in name or name[:1] == ".":
+            raise UserError(f"got a row {name!r}, expected the name of a folder, without a comma")
+        if not isinstance(row, Row) or not (isinstance(row.lines, Mapping) and row.lines):
+            raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")
+        texts = (*row.lines, *row.lines.values(), row.presets, row.part, row.config, row.beside)
+        if not (isinstance(row.values, Mapping) and all(isinstance(text, str) for text in texts)):
+            raise UserError(f"got row {name!r} = {row!r}, expected text, and values by field")
+        if {"seed", "seeds"} & set(row.values):
+            raise UserError(f"row {name!r} sets its seed; leave it to --seeds=0,1")
 
 
 def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) -> Config:
@@ -158,15 +186,21 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
         )
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
-    module = _module(root / (row.config or table.config))
-    config, chosen, bare = (
-        from_dict(module.get_config(names).to_dict())
-        for names in (presets, choice.presets or "paper", "paper")
-    )
-    if chosen.embedding not in (config.embedding, bare.embedding):
+    file = row.config or table.config
+    module = _module(root / file)
+    try:
+        config, chosen, bare = (
+            from_dict(module.get_config(names).to_dict())
+            for names in (presets, choice.presets or "paper", "paper")
+        )
+    except UnfitPreset as error:
+        raise UnfitPreset(f"row {name!r} ({file}): {error}") from None
+    own = config.embedding == chosen.embedding and "embedding.name" not in row.values
+    if chosen.embedding != bare.embedding and not own:
+        set_ = row.values.get("embedding.name", config.embedding.name)
         raise UnfitPreset(
-            f"--presets={choice.presets} has another embedding than row {name!r}, whose own "
-            f"presets set {config.embedding.name!r}; leave --presets out, or choose other --rows"
+            f"--presets={choice.presets} has another embedding than row {name!r}, which is one of "
+            f"{set_!r}; leave --presets out, or choose other --rows"
         )
     budget = {**BUDGETS[choice.budget], **(table.smoke if choice.budget == "smoke" else {})}
     # The row comes last: what tells it from the other rows holds in every budget.
@@ -229,7 +263,8 @@ def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: 
             if (one.part, one.config) == (row.part, row.config)
         ]
         for field, value in flatten(config).items():
-            kept = field in FREE or value == own[field]
+            chosen = field in (*OPEN, "test.num_classes") and not own[field]  # from the images
+            kept = chosen or field in FREE or value == own[field]
             if not kept and any(other[field] != own[field] for other in alike):
                 raise UserError(
                     f"row {name!r} is one of {field}={own[field]!r}, got {value!r}; name the row "
@@ -249,9 +284,10 @@ def _folders(config: Config, root: Path | None) -> dict[str, Any]:
 
 
 def data_without_folder(configs: Iterable[Config]) -> list[str]:
-    """Name the data sets that are not generated and have no folder."""
+    """Name the published data sets that have no folder."""
     every = (part for config in configs for part in (config.data, config.test_data))
-    return sorted({part.name for part in every if part.name and not part.dir} - {"glyphs"})
+    own = {"glyphs", *OWN_IMAGES}
+    return sorted({part.name for part in every if part.name and not part.dir} - own)
 
 
 def _overridden(config: Config, overrides: Sequence[str]) -> Config:

@@ -33,6 +33,24 @@ def test_links_lead_somewhere(document):
             assert heading in map(anchor, HEADING.findall(path.read_text())), match[0]
 
 
+def test_a_document_stays_the_file_that_it_was(tmp_path):
+    place, path = tmp_path / "elsewhere.md", tmp_path / "doc.md"
+    place.write_text("# Own\n")
+    place.chmod(0o640)
+    path.symlink_to(place)
+    documents.write_block(path, "block", "1")
+    assert path.is_symlink() and place.read_text() == documents.insert("# Own\n", "block", "1")
+    assert place.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path):
+    path = tmp_path / "doc.md"
+    path.write_text(documents.insert("", "block", "1"))
+    with pytest.raises(UserError, match="holds no results; delete the block"):
+        documents.check(path, "block", tmp_path / "doc" / "block")
+    assert [p.name for p in tmp_path.iterdir()] == ["doc.md"]
+
+
 def test_processes_with_other_caches_keep_each_other_from_a_document(tmp_path, monkeypatch):
     path, done = tmp_path / "doc.md", threading.Event()
 

@@ -292,6 +292,11 @@ def test_a_table_of_embeddings_trains_one_for_rows_that_share_it(tmp_path):
         code, others, _ = table(tmp_path, "--rows=pca,contrastive", **values)
     assert code == 0 and others[others.index("== pca") + 1].startswith("another process is at it")
     assert "== contrastive" in others and not (tmp_path / "pca" / "seed0").exists()
+    with lock(tmp_path.with_name("none") / "pca" / ".seed0.lock"):
+        flags = ("--rows=pca", f"--write_docs={tmp_path / 'none.md'}")
+        code, others, _ = table(tmp_path.with_name("none"), *flags, **values)
+    assert code == 0 and not (tmp_path / "none.md").exists()
+    assert others[-1].startswith("no row is finished; the block 'embeddings of glyphs' is left")
     ward = lines[lines.index("== contrastive_ward") :]
     assert any(line.startswith("embed: reuses 10 steps of") for line in ward)
     # Trained anew with other settings, it is no twin any more.

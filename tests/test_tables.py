@@ -218,12 +218,14 @@ def test_flags_give_back_the_settings(tmp_path):
         (["--table=omniglot", "--config.train.steps=0"], "train.steps=0, expected at least 1"),
         (["--table=omniglot", "--seeds=0,x"], "--seeds=0,x, expected numbers"),
         (["--table=omniglot", "--presets=acaii"], "unknown preset 'acaii'"),
-        (["--table=best", "--presets=contrastive"], "than row 'embedding', whose own presets set"),
-        (["--table=ood", "--presets=contrastive"], "whose own presets set 'deepcluster'; leave"),
+        (["--table=best", "--presets=contrastive"], "than row 'embedding', which is one of 'con"),
+        (["--table=ood", "--presets=contrastive"], "which is one of 'deepcluster'; leave"),
         (["--table=omniglot", "--presets=oml"], "of learner='meml', got 'oml'"),
         (["--table=omniglot", "--rows=oml", "--config.learner=meml"], "learner='oml', got 'meml'"),
         (["--table=few_shot", "--presets=shots5", "--rows=maml_20_1"], "episodes.shots=1, got 5"),
         (["--table=omniglot", "--rows="], "--rows is empty, expected one or more of oracle_oml,"),
+        (["--table=omniglot", "--data_root="], "--data_root is empty, expected a path"),
+        (["--table=omniglot", "--seeds=²"], "--seeds=², expected numbers"),
         (["--table=omniglot", "--budget=huge"], "huge"),
         (["--table=omniglot", "--row=oml"], "Unknown command line flag 'row'"),
         (["--table=omniglot", "oml"], "got the argument 'oml'"),
@@ -240,15 +242,16 @@ def test_wrong_command_lines(tmp_path, flags, message):
 def test_rows_that_start_from_several_files_take_the_presets_that_they_have(tmp_path, undrawn):
     """One file's presets, and one call's overrides, need not fit the rows of another file."""
     of_rows = functools.partial(table_flags.presets_of, table("cost"), root=ROOT)
-    assert of_rows("omniglot_oml", presets="contrastive") == "contrastive"
-    assert of_rows("mini_imagenet_oml", presets="contrastive") == ""
+    assert of_rows("omniglot_oml", presets="coreset500") == "coreset500"
+    assert of_rows("mini_imagenet_oml", presets="coreset500") == ""
+    assert of_rows("omniglot_oml", presets="contrastive") == ""  # the row's embedding is PCA
     for name in ("omniglot_oml", "mini_imagenet_oml"):  # as two calls make them
         config = settings("cost", name, overrides=("--config.train.steps=400",))
         folder = tmp_path / "cost" / name / "seed0"
         folder.mkdir(parents=True)
         stored = results(config, sgd=(0.5, 0.5))
         (folder / "results.json").write_text(json.dumps(stored))
-    flags = ("--table=cost", f"--results={tmp_path}", "--presets=contrastive", "--report_only")
+    flags = ("--table=cost", f"--results={tmp_path}", "--presets=coreset500", "--report_only")
     flags += ("--rows=omniglot_oml",)
     code, out, err = call(*flags)
     text = (tmp_path / "cost" / "report.md").read_text()
@@ -289,6 +292,69 @@ def test_data_that_are_not_below_the_root_are_named(tmp_path, done):
     assert out.splitlines()[0] == (
         f"data: {tmp_path / 'data'} has no folder cifar100; it is fetched, if that can be"
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("{}", "expected rows by name, one or more"),
+        ("{'a/b': Row({'sgd': 'x'})}", "got a row 'a/b', expected the name of a folder"),
+        ("{'x,y': Row({'sgd': 'x'})}", "got a row 'x,y', expected the name of a folder"),
+        ("{'..': Row({'sgd': 'x'})}", "got a row '..', expected the name of a folder"),
+        ("{1: Row({'sgd': 'x'})}", "got a row 1, expected the name of a folder"),
+        ("{'a': Row('MEML')}", "expected a tables.Row with lines by head"),
+        ("{'a': Row({})}", "expected a tables.Row with lines by head"),
+        ("{'a': Row({'sgd': 3})}", "expected text, and values by field"),
+        ("{'a': Row({'sgd': 'x'}, values={'seeds': 2})}", "sets its seed; leave it to --seeds=0,1"),
+        ("{'a': Row({'sgd': 'x'}, beside='b')}", "beside='b', expected another row of its part"),
+        ("{'a': Row({'sgd': 'x'}), 'b': Row({'sgd': 'y'}, 'none')}", "row 'b' (configs/quickstart"),
+        ("{'a': Row({'sgd': 'x'})}, smoke={'train.stepz': 1}", "did you mean 'train.steps'"),
+        ("{'a': Row({'sgd': 'x'})}, smoke=3", "got smoke=3, expected settings by field"),
+    ],
+)
+def test_tables_that_cannot_be(tmp_path, rows, message):
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from meml_jax.tables import Row, Table\n"
+        f"TABLE = Table(title='t', config='configs/quickstart.py', rows={rows})\n"
+    )
+    code, out, err = call(f"--table={path}", f"--results={tmp_path / 'results'}")
+    assert code == 2 and message in err and len(err.splitlines()) == 1, out + err
+    assert not (tmp_path / "results").exists()
+
+
+def test_flags_say_what_a_flag_can_say():
+    """None is no value on a command line, so another budget is named, with more overrides."""
+    near = ("--config.train.steps=10000", "--config.network.channels=64")
+    config = settings("best", "meml", "smoke", overrides=(*near, "--config.network.hidden=256"))
+    flags = table_flags.flags_for(table("best"), "meml", ROOT, config)
+    assert config.outer.fen_lr is None and "=None" not in flags.text
+    assert flags.text.startswith("--budget=smoke ")
+    presets = table_flags.flags_for(
+        table("omniglot"), "meml", ROOT, config, presets="contrastive, smoke"
+    )
+    assert "'--presets=contrastive, smoke'" in presets.text
+
+
+def test_a_row_that_leaves_clusters_open_gets_those_that_were_chosen(tmp_path):
+    row = "values={'clustering.num_clusters': %d}"
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from meml_jax.tables import Row, Table\n"
+        "TABLE = Table(title='t', config='configs/quickstart.py', rows={"
+        f"'open': Row({{'sgd': 'x'}}, {row % 0}), 'set': Row({{'sgd': 'y'}}, {row % 16})}})\n"
+    )
+    own, clusters = tables.load(str(path), ROOT), "--config.clustering.num_clusters=28"
+    for name, fits in (("open", True), ("set", False)):
+        config = tables.settings(own, name, ROOT, Choice(overrides=(clusters,)), seed=0)
+        with contextlib.nullcontext() if fits else pytest.raises(UserError, match="is one of"):
+            tables.check_rows(own, {name: config}, ROOT, "paper")
+
+
+def test_one_dash_is_as_good_as_two():
+    argv = ["t", "-config.a.b=1", "-config", "f.py", "--config.c", "-5"]
+    split = (("--config.a.b=1", "--config.c=-5"), ["t", "--config", "f.py"])
+    assert program().split_overrides(argv) == split
 
 
 def test_help_shows_how():
@@ -823,13 +889,25 @@ def test_a_figure_has_its_part_below_its_title_and_a_caption_in_one_line(tmp_pat
         lambda r: r["comparisons"][0]["points"][0].pop("runs"),
         lambda r: r.update(comparisons=None),
         lambda r: r.pop("clustering"),
+        lambda r: r["meta_test"]["points"][0].pop("learning_rate"),
+        lambda r: r["meta_test"]["points"][0].update(train_accuracy="x"),
+        lambda r: r["meta_test"]["points"][0].update(num_classes=2.0),
+        lambda r: r["clustering"].update(seconds="x"),
+        lambda r: r["embedding"].update(name=3),
+        lambda r: r["meta_train"].update(device=3),
+        lambda r: r["meta_train"].update(steps=float("inf")),
+        lambda r: r["meta_train"].update(seconds=float("nan")),
     ],
 )
 def test_damaged_results_are_left_out_and_said(stored, spoil):
     path = stored / "omniglot" / "meml" / "seed0" / "results.json"
     content = json.loads(path.read_text())
+    (path.parent / "report.md").touch()
+    config = from_dict(content["config"])
+    assert stored_results.finished(config, path.parent)
     spoil(content)
     path.write_text(json.dumps(content))
+    assert not stored_results.finished(config, path.parent)  # so that it is done again
     (stored / "omniglot" / "meml" / "seed1" / "embedding.json").write_text("[1]")
     lines = []
     found = stored_results.read(stored / "omniglot", say=lines.append)
@@ -1124,6 +1202,14 @@ def test_what_is_finished_is_skipped_and_what_fails_does_not_stop_others(tmp_pat
     path = tmp_path / "mini" / "oracle" / "seed0" / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"points_version": -1}))
     assert not program().finished(from_dict(json.loads(path.read_text())["config"]), path.parent)
+
+
+def test_a_row_whose_folder_cannot_be_used_stops_no_other(tmp_path, mini, done):
+    (tmp_path / "mini").mkdir()
+    (tmp_path / "mini" / "oracle").touch()
+    flags = (f"--table={mini}", f"--results={tmp_path}", "--budget=smoke", "--rows=oracle,meml")
+    code, _, err = call(*flags)
+    assert code == 1 and done == [("meml", 0)] and err.startswith("failed: oracle, seed 0: ")
 
 
 @pytest.mark.parametrize("kind", [UserError, OSError])
