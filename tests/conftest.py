@@ -19,6 +19,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 import jax
 import pytest
+from own_tables import done, mini, stored, undrawn  # noqa: F401, fixtures
 
 from meml_jax.data import cache
 from meml_jax.environment import keep_compiled
