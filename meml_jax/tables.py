@@ -155,7 +155,8 @@ def _check_types(table: Table) -> None:
     for field in table.smoke:
         check_field(field)
     for name, row in table.rows.items():
-        if not isinstance(name, str) or Path(name).name != name or "," in name or name[:1] == ".":
+        odd = not isinstance(name, str) or Path(name).name != name or "," in name
+        if odd or not name or name[0] == ".":
             raise UserError(f"got a row {name!r}, expected the name of a folder, without a comma")
         if not isinstance(row, Row) or not (isinstance(row.lines, Mapping) and row.lines):
             raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")

@@ -178,6 +178,7 @@ def test_data_that_are_not_below_the_root_are_named(tmp_path, done):
         ("{'a/b': Row({'sgd': 'x'})}", "got a row 'a/b', expected the name of a folder"),
         ("{'x,y': Row({'sgd': 'x'})}", "got a row 'x,y', expected the name of a folder"),
         ("{'..': Row({'sgd': 'x'})}", "got a row '..', expected the name of a folder"),
+        ("{'': Row({'sgd': 'x'})}", "got a row '', expected the name of a folder"),
         ("{1: Row({'sgd': 'x'})}", "got a row 1, expected the name of a folder"),
         ("{'a': Row('MEML')}", "expected a tables.Row with lines by head"),
         ("{'a': Row({})}", "expected a tables.Row with lines by head"),
