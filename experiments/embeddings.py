@@ -66,7 +66,7 @@ from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, lock_beside, read_json, write_atomic, write_json
 from meml_jax.settings import from_dict, override
-from meml_jax.tables import overridden_fields
+from meml_jax.table_checks import overridden_fields
 from meml_jax.types import Dataset, Split, UserError
 from meml_jax.workdir import open_workdir, record_config
 
@@ -178,8 +178,8 @@ def compare(
                 say("another process is at it; the same command looks again")
                 continue
             row = measure(each, dataset, path.parent)
-            told = {"settings": wanted[name], "images": images.content_hash, "flags": flags_}
-            write_json(path, row | told)
+            made_of = {"settings": wanted[name], "images": images.content_hash, "flags": flags_}
+            write_json(path, row | made_of)
         say(f"figures in {path.parent / 'figures'}")
         write_atomic(workdir / "table.md", table(stored(workdir, images)))
     rows = stored(workdir, images)

@@ -29,7 +29,6 @@ import dataclasses
 import functools
 import gc
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,9 +48,9 @@ from meml_jax import (
     documents,
     sharing,
     stored_results,
+    table_checks,
     table_flags,
     table_report,
-    table_sheets,
     tables,
 )
 from meml_jax.config import Config
@@ -101,7 +100,7 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
             raise UserError(f"--seeds={','.join(FLAGS.seeds)}, expected numbers such as 0,1")
         seeds = [int(seed) for seed in FLAGS.seeds]
         bare = {name: settings(name, choice=choice, seed=seeds[0]) for name in names}
-        tables.check_overrides(bare, overrides)
+        table_checks.check_overrides(bare, overrides)
         choice = tables.Choice(FLAGS.budget, FLAGS.presets, root, overrides)
         runs = {
             (name, seed): settings(name, choice=choice, seed=seed)
@@ -109,7 +108,7 @@ def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
             for seed in seeds
         }
         chosen = {name: config for (name, _), config in runs.items()}
-        tables.check_rows(table, chosen, ROOT, FLAGS.budget)
+        table_checks.check_rows(table, chosen, ROOT, FLAGS.budget)
         lines_of(table, {})  # whose settings the report needs, of all rows
     for config in runs.values():
         checks.before_loading(config)
@@ -202,7 +201,7 @@ def write_report(table: tables.Table) -> None:
         stored = stored_results.read(folder(), say=say)
         lines = lines_of(table, stored)
         drawn = table_report.draw(folder(), table, lines)
-        table_report.write(folder(), table, lines, commands(table, lines), drawn)
+        table_report.write(folder(), table, lines, told(table, lines), drawn)
     say(f"report: {folder() / 'report.html'}")
     if document:
         with documents.locked(document):
@@ -223,7 +222,7 @@ def write_block(table: tables.Table, every: stored_results.Stored) -> None:
     figures = table_report.draw(kept, titled, lines) if FLAGS.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
-    text = table_report.document_text(heading, lines, commands(table, lines), shown)
+    text = table_report.document_text(heading, lines, told(table, lines), shown)
     documents.write_block(document, block(), text)
     say(f"{document}: wrote the block {block()!r}")
 
@@ -266,20 +265,9 @@ def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[compari
     return comparison.make_lines(table, {name: bare(name) for name in table.rows}, stored)
 
 
-def commands(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
-    """Write the commands that make what the lines hold, from the settings stored with it."""
-    rows: dict[tuple[tuple[int, ...], table_flags.Flags], list[str]] = {}
-    for line in table_sheets.trainings(lines):
-        config = table_sheets.config_of(line)
-        presets = table_flags.presets_of(table, line.row, ROOT, FLAGS.presets)
-        flags_ = table_flags.flags_for(table, line.row, ROOT, config, presets=presets)
-        rows.setdefault((line.seeds, flags_), []).append(line.row)
-    return [
-        f"python experiments/tables.py {shlex.quote(f'--table={FLAGS.table}')} "
-        f"{shlex.quote('--rows=' + ','.join(names))} --seeds={','.join(map(str, seeds))} "
-        f"--data_root=DIR {flags_.text}"
-        for (seeds, flags_), names in rows.items()
-    ]
+def told(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
+    """Write the commands that make what the lines hold."""
+    return table_flags.commands(table, FLAGS.table, lines, ROOT, presets=FLAGS.presets)
 
 
 def main(argv: list[str]) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meml_jax.comparison import Line
 from meml_jax.config import Config
 from meml_jax.settings import UnfitPreset, flatten
+from meml_jax.table_sheets import config_of, trainings
 from meml_jax.tables import BUDGETS, OWN_IMAGES, PLACES, Choice, Table, settings
 
 
@@ -61,3 +64,28 @@ def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: s
             text = f"({','.join(map(str, value))},)" if value else "()"
         words.append(shlex.quote(f"--config.{field}={text}"))
     return Flags(" ".join(words), tuple(before for before, _ in needed[budget].values()))
+
+
+def commands(
+    table: Table, name: str, lines: Sequence[Line], root: Path, *, presets: str
+) -> list[str]:
+    """Write the commands that make what the lines hold, from the settings stored with it.
+
+    Args:
+      table: the table.
+      name: of `--table`.
+      lines: of `comparison.make_lines`.
+      root: folder that the config files' paths start from.
+      presets: the user's; rows that cannot have them have a command without.
+    """
+    rows: dict[tuple[tuple[int, ...], Flags], list[str]] = {}
+    for line in trainings(lines):
+        own = presets_of(table, line.row, root, presets)
+        flags = flags_for(table, line.row, root, config_of(line), presets=own)
+        rows.setdefault((line.seeds, flags), []).append(line.row)
+    return [
+        f"python experiments/tables.py {shlex.quote(f'--table={name}')} "
+        f"{shlex.quote('--rows=' + ','.join(names))} --seeds={','.join(map(str, seeds))} "
+        f"--data_root=DIR {flags.text}"
+        for (seeds, flags), names in rows.items()
+    ]

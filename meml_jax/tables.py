@@ -11,7 +11,6 @@ from typing import Any
 
 from absl import flags
 
-from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import expand_home
 from meml_jax.settings import (
@@ -19,7 +18,6 @@ from meml_jax.settings import (
     check_field,
     config_dict,
     did_you_mean,
-    flatten,
     from_dict,
     override,
 )
@@ -47,9 +45,6 @@ SMOKE: dict[str, Any] = {
 BUDGETS: dict[str, dict[str, Any]] = {"smoke": SMOKE, "short": {"train.steps": 10_000}, "paper": {}}
 """What a budget sets in every row: `smoke` shows that all of it works, in minutes; `paper` trains
 as long as the table's config file says, which is as long as the paper did where it says so."""
-
-FREE = ("train.steps", "test.heads")
-"""How long a row trains and which of its heads are tested: whatever they are, it is that row."""
 
 OWN_IMAGES = ("folder", "npz")
 """Data sets that `--data_root` has no folder of: `data.dir` is the user's."""
@@ -208,69 +203,6 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     config = override(config, {**budget, **row.values, "seed": seed})
     config = override(config, _folders(config, choice.data_root))
     return _overridden(config, choice.overrides) if choice.overrides else config
-
-
-def overridden_fields(overrides: Iterable[str]) -> list[str]:
-    """Name the fields of overrides such as `--config.train.steps=100`."""
-    return [arg.removeprefix("--config.").split("=")[0] for arg in overrides]
-
-
-def check_overrides(configs: Mapping[str, Config], overrides: Sequence[str]) -> None:
-    """Refuse to override, for all rows chosen, what tells them apart, in whatever direction.
-
-    Args:
-      configs: of the rows chosen, without the overrides.
-      overrides: as on the command line.
-
-    Raises:
-      UserError: names the field and two rows in which it differs.
-    """
-    for field in overridden_fields(overrides):
-        check_field(field)
-        if field in ("seed", "seeds"):
-            raise UserError(f"--config.{field} holds for all rows; use --seeds=0,1 instead")
-        (first, one), *others = ((name, flatten(c)[field]) for name, c in configs.items())
-        for name, other in others:
-            if other != one:
-                raise UserError(
-                    f"--config.{field} would make rows alike that differ in it: {one!r} in "
-                    f"{first}, {other!r} in {name}; choose rows that agree with --rows"
-                )
-
-
-def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: str) -> None:
-    """Refuse presets and overrides that make a row into another one, even if it is chosen alone.
-
-    A row keeps its values of the fields, `FREE` aside, in which the rows of its part differ that
-    start from the same config file.
-
-    Args:
-      table: the table.
-      configs: of the rows chosen, with the user's presets and overrides.
-      root: folder that the config files' paths start from.
-      budget: the user's.
-
-    Raises:
-      UserError: names the row, the field and both values.
-    """
-    bare = {
-        name: flatten(settings(table, name, root, Choice(budget), seed=0)) for name in table.rows
-    }
-    for name, config in configs.items():
-        row, own = table.rows[name], bare[name]
-        alike = [
-            bare[other]
-            for other, one in table.rows.items()
-            if (one.part, one.config) == (row.part, row.config)
-        ]
-        for field, value in flatten(config).items():
-            chosen = field in (*OPEN, "test.num_classes") and not own[field]  # from the images
-            kept = chosen or field in FREE or value == own[field]
-            if not kept and any(other[field] != own[field] for other in alike):
-                raise UserError(
-                    f"row {name!r} is one of {field}={own[field]!r}, got {value!r}; name the row "
-                    "that has it with --rows, or leave out the preset or override that sets it"
-                )
 
 
 def _folders(config: Config, root: Path | None) -> dict[str, Any]:

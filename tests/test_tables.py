@@ -17,6 +17,7 @@ from meml_jax import (
     checks,
     files,
     sharing,
+    table_checks,
     table_flags,
     tables,
 )
@@ -226,7 +227,7 @@ def test_a_row_that_leaves_clusters_open_gets_those_that_were_chosen(tmp_path):
     for name, fits in (("open", True), ("set", False)):
         config = tables.settings(own, name, ROOT, Choice(overrides=(clusters,)), seed=0)
         with contextlib.nullcontext() if fits else pytest.raises(UserError, match="is one of"):
-            tables.check_rows(own, {name: config}, ROOT, "paper")
+            table_checks.check_rows(own, {name: config}, ROOT, "paper")
 
 
 def test_one_dash_is_as_good_as_two():
