@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax.config import InnerConfig
-from meml_jax.heads import encode
+from meml_jax.encoding import encode
 from meml_jax.networks import Network
 from meml_jax.pooling import aggregate
 from meml_jax.types import Array, Params, TaskTable

@@ -25,7 +25,8 @@ import numpy as np
 from meml_jax import meta_test, online, saved_states, trained
 from meml_jax.config import Config
 from meml_jax.data import own_images
-from meml_jax.heads import HEADS, encode
+from meml_jax.encoding import encode
+from meml_jax.heads import HEADS
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, blank_outputs, make_network
 from meml_jax.online import State

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from meml_jax import environment, heads, meta_test, trajectories
+from meml_jax import encoding, environment, meta_test, trajectories
 from meml_jax.config import Config, TestConfig
 from meml_jax.data.splits import limited
 from meml_jax.files import read_json, write_json
@@ -78,7 +78,7 @@ def evaluators(
         if part == "rotated":  # of no more images than a stream and its test take
             split = trajectories.with_rotations(limited(split, settings.shots + settings.queries))
         weights = initial_params if source == "untrained" else params
-        features = heads.frozen_features(weights, split.images, source, network=network)
+        features = encoding.frozen_features(weights, split.images, source, network=network)
         return trajectories.Pool(features, trajectories.class_table(split))
 
     def search_part(num_classes: int) -> str:
@@ -210,7 +210,7 @@ def validation(
     settings = dataclasses.replace(config.test, runs=1, protocol="clean")
 
     def validate(state: TrainState) -> float:
-        features = heads.encode(state.params, split.images, network=network)
+        features = encoding.encode(state.params, split.images, network=network)
         pool = trajectories.Pool(features, table)
         point = meta_test.prototype_point(key, pool, settings, num_classes=split.num_classes)
         return point["accuracy"]

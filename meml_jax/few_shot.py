@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meml_jax import heads, losses, meta_test, trajectories
+from meml_jax import encoding, losses, meta_test, trajectories
 from meml_jax.config import Config, InnerConfig
 from meml_jax.episodes import EpisodeSpec, make_spec, sample_episode
 from meml_jax.inner import adapt, pooled_logits
@@ -160,7 +160,7 @@ def evaluators(
     @functools.cache
     def inputs(source: str) -> Array:
         weights = initial_params if source == "untrained" else params
-        return heads.frozen_features(weights, images, source, network=network)
+        return encoding.frozen_features(weights, images, source, network=network)
 
     def episodes(ways: int, shots: int) -> tuple[EpisodeSpec, Array]:
         key = jax.random.fold_in(jax.random.fold_in(key_for("test", config.seed), ways), shots)

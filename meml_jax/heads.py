@@ -13,11 +13,9 @@ import optax
 from jax import lax
 
 from meml_jax import devices, film, pooling, rehearsal
-from meml_jax.chunks import in_chunks
 from meml_jax.inner import inner_step, rows_loss
 from meml_jax.keys import keys_of_run
-from meml_jax.meta_train import to_float
-from meml_jax.networks import Network, after_stem, reset_class_rows
+from meml_jax.networks import Network, reset_class_rows
 from meml_jax.orders import random_order
 from meml_jax.trajectories import Trajectory, pad
 from meml_jax.types import Array, Batch, Params
@@ -36,36 +34,6 @@ class Outcome(NamedTuple):
 
     test: Array
     stream: Array
-
-
-def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
-    """Compute the frozen features R of uint8 images [N, H, W, C], float32 [N, D], once.
-
-    `chunk` images at a time, the last ones padded, so that any N runs the same program. Images pass
-    through side by side: there is no batch norm, and none sees another.
-    """
-    encode_chunk = functools.partial(_encode_chunk, params, network=network)
-    return jnp.concatenate(in_chunks(encode_chunk, images, chunk))
-
-
-def frozen_features(params: Params, images: np.ndarray, source: str, *, network: Network) -> Array:
-    """Compute what a head learns from, once for all images uint8 [N, H, W, C].
-
-    Args:
-      params: of the network; pixels need none.
-      images: on the host.
-      source: `pixels`, float32 [N, H * W * C] in [0, 1], a baseline; `stem`, what lies before the
-        first fast parameter; else the features R of the network.
-      network: of the meta-training.
-    """
-    if source == "pixels":
-        return to_float(jnp.asarray(images)).reshape(len(images), -1)
-    return encode(params, images, network=after_stem(network) if source == "stem" else network)
-
-
-@functools.partial(jax.jit, static_argnames="network")
-def _encode_chunk(params: Params, images: Array, *, network: Network) -> Array:
-    return network.activate(network.encode(params, to_float(images)))
 
 
 def learn_stream(

@@ -51,7 +51,7 @@ class Network(NamedTuple):
     def encode(self, params: Params, images: Array) -> Array:
         """Map images [N, H, W, C] to the last pre-activation P [N, D].
 
-        What heads learn from is R: `heads.encode`, which takes uint8 images of any number.
+        What heads learn from is R: `encoding.encode`, which takes uint8 images of any number.
         """
         return self.tail(params, self.stem(params, images))
 
@@ -166,7 +166,7 @@ def make_network(
 def after_stem(network: Network) -> Network:
     """Make the network whose features are what `stem` gives, and whose CLN is all that follows.
 
-    It is for `heads.encode` and `heads.learn_stream`. Of its functions `init`, `stem`, `tail`,
+    It is for `encoding.encode` and `heads.learn_stream`. Of its functions `init`, `stem`, `tail`,
     `activate` and `classify` fit together; `score`, `classify_inputs` and `num_features` are still
     those of `network` and expect its P and R.
     """

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax import clustering, devices, embeddings, heads, pseudo_labels, stages
+from meml_jax import clustering, devices, embeddings, encoding, pseudo_labels, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
 from meml_jax.files import write_npz
@@ -145,7 +145,7 @@ def _embed_again(
         return stored["embeddings"]
     split = dataset.train
     z, others = (
-        np.asarray(heads.encode(params, images, network=model.network))
+        np.asarray(encoding.encode(params, images, network=model.network))
         for images in (split.images, dataset.validation.images)
     )
     clustering.check_embeddings(z, ids=split.ids)

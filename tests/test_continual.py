@@ -17,7 +17,7 @@ import pytest
 import tiny
 from PIL import Image
 
-from meml_jax import continual, heads, online, rehearsal, trained, trajectories
+from meml_jax import continual, encoding, heads, online, rehearsal, trained, trajectories
 from meml_jax.config import Config
 from meml_jax.continual import ContinualClassifier
 from meml_jax.data import datasets
@@ -83,7 +83,7 @@ def queries(classes=WAYS):
 def stream():
     """What the meta-test sees of the same stream: features, and the trajectory's positions."""
     images = pictures()[:WAYS, : SHOTS + QUERIES].reshape(-1, 28, 28, 1)
-    features = heads.encode(load().params, images, network=load().network)
+    features = encoding.encode(load().params, images, network=load().network)
     places = np.arange(len(images)).reshape(WAYS, -1)
     label = np.arange(WAYS, dtype=np.int32)
     trajectory = trajectories.Trajectory(
@@ -192,7 +192,7 @@ def test_a_prediction_does_not_depend_on_the_company(head):
 
 def test_classes_and_images_of_any_number_use_the_same_programs():
     classifier = load("sgd", 6)
-    functions = (online.learn, online.probabilities, heads._encode_chunk)
+    functions = (online.learn, online.probabilities, encoding._encode_chunk)
     state, sizes = classifier.init(), None
     for c in range(6):
         state = classifier.learn(state, pictures()[c, : 1 + 3 * c], c)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meml_jax import curves, heads
+from meml_jax import curves, encoding
 from meml_jax.config import Config
 from meml_jax.config import TestConfig as Settings
 from meml_jax.learners import get_learner
@@ -118,8 +118,8 @@ def features(monkeypatch):
     def first_pixels(images):
         return jnp.asarray(images[:, 0, :WIDTH, 0], jnp.float32) / 64
 
-    monkeypatch.setattr(heads, "frozen_features", lambda w, x, source, network: first_pixels(x))
-    monkeypatch.setattr(heads, "encode", lambda params, x, network: first_pixels(x))
+    monkeypatch.setattr(encoding, "frozen_features", lambda w, x, source, network: first_pixels(x))
+    monkeypatch.setattr(encoding, "encode", lambda params, x, network: first_pixels(x))
 
 
 @pytest.fixture(scope="module")

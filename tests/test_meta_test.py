@@ -12,7 +12,7 @@ import scipy.stats
 from sklearn.neighbors import NearestCentroid
 
 from meml_jax import config as configs
-from meml_jax import heads, meta_test, rehearsal, trajectories
+from meml_jax import encoding, heads, meta_test, rehearsal, trajectories
 from meml_jax.config import NetworkConfig
 from meml_jax.learners import get_learner
 from meml_jax.networks import make_network
@@ -151,14 +151,14 @@ def test_trajectories_follow_from_the_key():
 
 def test_features_do_not_depend_on_other_images_or_on_the_chunk(network, params):
     images = make_split([5, 5]).images
-    features = heads.encode(params, images, network=network, chunk=4)
+    features = encoding.encode(params, images, network=network, chunk=4)
     assert features.shape == (10, WIDTH) and features.dtype == jnp.float32
     poisoned = np.where(np.arange(10)[:, None, None, None] == 3, images, 255 - images)
-    others = heads.encode(params, poisoned, network=network, chunk=4)
+    others = encoding.encode(params, poisoned, network=network, chunk=4)
     np.testing.assert_array_equal(others[3], features[3])
     order = np.random.default_rng(0).permutation(10)
     for x, chunk in ((images[order], 4), (images[order], 1), (images[order], 100)):
-        found = heads.encode(params, x, network=network, chunk=chunk)
+        found = encoding.encode(params, x, network=network, chunk=chunk)
         np.testing.assert_allclose(found, features[order], rtol=1e-5, atol=1e-6)
 
 
