@@ -256,7 +256,9 @@ def check_document(runs: Runs) -> None:
 
 
 def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
-    """Make the table's lines of what is stored."""
+    """Make the table's lines of what is stored; what is of no row of it is left out and said."""
+    for name in sorted(set(stored) - set(table.rows)):
+        say(f"left out: the results of {name!r}, which is no row of this table")
 
     def bare(name: str) -> Config:
         choice = tables.Choice(presets=table_flags.presets_of(table, name, ROOT, FLAGS.presets))

@@ -63,10 +63,13 @@ def locked(path: Path) -> Iterator[None]:
 def write_block(path: Path, name: str, text: str) -> None:
     """Put a block into a document, a file that need not exist, as `insert` does.
 
-    It stays the file that a link leads to, with the permissions it has.
+    It stays the file that a link leads to, with the permissions and line ends it has.
     """
     text, place = _inserted(path, name, text), path.resolve()
-    mode = place.stat().st_mode if place.exists() else None
+    there = place.exists()
+    if there and b"\r\n" in place.read_bytes():
+        text = text.replace("\n", "\r\n")
+    mode = place.stat().st_mode if there else None
     write_atomic(place, text)
     if mode is not None:
         place.chmod(mode)

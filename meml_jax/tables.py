@@ -184,6 +184,8 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
     file = row.config or table.config
     module = _module(root / file)
+    if not callable(getattr(module, "get_config", None)):
+        raise UserError(f"{root / file}: expected a function get_config in it, as in configs/")
     try:
         config, chosen, bare = (
             from_dict(module.get_config(names).to_dict())

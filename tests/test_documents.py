@@ -35,11 +35,13 @@ def test_links_lead_somewhere(document):
 
 def test_a_document_stays_the_file_that_it_was(tmp_path):
     place, path = tmp_path / "elsewhere.md", tmp_path / "doc.md"
-    place.write_text("# Own\n")
+    place.write_bytes(b"# Own\r\n")
     place.chmod(0o640)
     path.symlink_to(place)
-    documents.write_block(path, "block", "1")
-    assert path.is_symlink() and place.read_text() == documents.insert("# Own\n", "block", "1")
+    for text in ("1", "2"):
+        documents.write_block(path, "block", text)
+        expected = documents.insert("# Own\n", "block", text).replace("\n", "\r\n")
+        assert path.is_symlink() and place.read_bytes() == expected.encode()
     assert place.stat().st_mode & 0o777 == 0o640
 
 

@@ -166,6 +166,13 @@ def test_a_block_is_not_replaced_by_nothing(stored, undrawn, mini, done):
     assert "mini" not in path.read_text()
 
 
+def test_results_of_no_row_are_left_out_and_said(stored, undrawn):
+    (stored / "omniglot" / "meml").rename(stored / "omniglot" / "former")
+    code, out, _ = call("--table=omniglot", "--report_only", f"--results={stored}")
+    assert code == 0 and "left out: the results of 'former', which is no row of this table" in out
+    assert "former" not in (stored / "omniglot" / "report.md").read_text()
+
+
 def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, monkeypatch):
     path, reads, read_kept = stored / "doc.md", [], stored_results.read_kept
 

@@ -22,7 +22,7 @@ from meml_jax import (
     tables,
 )
 from meml_jax.settings import flatten, from_dict
-from meml_jax.tables import Choice
+from meml_jax.tables import Choice, Row, Table
 from meml_jax.types import UserError
 
 
@@ -329,3 +329,10 @@ def test_two_processes_share_a_small_table(tmp_path, mini):
         assert flatten(from_dict(json.loads(path.read_text())["config"]))["test.runs"] == 2
     again = subprocess.run(command, stdout=pipe, stderr=pipe, text=True, timeout=600)
     assert again.returncode == 0 and again.stdout.count(": finished, in ") == 3
+
+
+def test_a_config_file_of_no_settings_is_named(tmp_path):
+    (tmp_path / "empty.py").write_text("")
+    one = Table("T", "empty.py", {"a": Row({"sgd": "A"})})
+    with pytest.raises(UserError, match=r"empty\.py: expected a function get_config in it"):
+        tables.settings(one, "a", tmp_path, Choice(), seed=0)

@@ -13,7 +13,6 @@ parts (`splits.Tables`):
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import re
 from collections import Counter
@@ -47,6 +46,7 @@ from meml_jax.data.splits import (
     pool,
     table,
 )
+from meml_jax.settings import did_you_mean
 from meml_jax.types import Dataset, Split, UserError
 
 # Classes, images, and images of the smallest class of the published sets; what has fewer is
@@ -133,8 +133,11 @@ def _load_tables(
     `max_per_class` holds for every loader; those that decode files leave the others unread.
     """
     if config.name not in REGISTRY:
-        near = difflib.get_close_matches(config.name, REGISTRY, n=1) or sorted(REGISTRY)
-        raise UserError(f"data.name: got {config.name!r}, did you mean {' or '.join(near)}?")
+        known = ", ".join(sorted(REGISTRY))
+        raise UserError(
+            f"data.name: got {config.name!r}, expected one of {known}"
+            f"{did_you_mean(config.name, REGISTRY)}"
+        )
     limit = config.max_per_class
     if limit is not None and limit < 1:
         raise UserError(f"data.max_per_class: got {limit}, expected at least 1, or None for all")
