@@ -8,6 +8,7 @@ from typing import Any
 
 import embedding_rows
 
+from meml_jax import markdown
 from meml_jax.files import read_json
 from meml_jax.types import Dataset, UserError
 
@@ -31,11 +32,8 @@ def table(rows: Rows) -> str:
             return f"{value:.0f}" if column.endswith(" s") else f"{value:.3f}"
         return str(value)
 
-    lines = ["| embedding | " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for name, row in rows:
-        cells = [cell(column, row.get(column)) for column in COLUMNS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    found = [[name, *(cell(column, row.get(column)) for column in COLUMNS)] for name, row in rows]
+    return markdown.table(["embedding", *COLUMNS], found) + "\n"
 
 
 def stored(workdir: Path, dataset: Dataset) -> Rows:

@@ -201,7 +201,8 @@ def write_report(table: tables.Table) -> None:
         stored = stored_results.read(folder(), say=say)
         lines = lines_of(table, stored)
         drawn = table_report.draw(folder(), table, lines)
-        table_report.write(folder(), table, lines, told(table, lines), drawn)
+        shown = drawn | table_report.draw_costs(folder(), table, lines)
+        table_report.write(folder(), table, lines, told(table, lines), shown)
     say(f"report: {folder() / 'report.html'}")
     if document:
         with documents.locked(document):

@@ -47,12 +47,12 @@ def draw(
         attended = attention.attend(params, images, table, network=network, options=config.inner)
         figures.cluster_grid(attended, folder / "clusters.png", kind=kind)
         mapped = feature_maps.of_clusters(params, attended, channels=channels)
-        shown = f"images of the highest and lowest attention weight in {kinds} of so many images"
+        shown = f"of some {kinds} the images with the highest and the lowest attention weight"
         figures.feature_maps(mapped, path, images=shown)
         return ["clusters", "feature_maps"]
     picked = attention.pick(table, num_clusters=MAPPED, most_images=1)
     first = images[np.concatenate([rows for rows, _ in picked])]
-    names = [f"of {size}" for _, size in picked]
+    names = [f"of {size} images" for _, size in picked]
     mapped = feature_maps.of_images(params, first, names, channels=channels)
-    figures.feature_maps(mapped, path, images=f"an image each of {kinds} of so many images")
+    figures.feature_maps(mapped, path, images=f"an image each of some {kinds}")
     return ["feature_maps"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from meml_jax import paper
 from meml_jax.config import Config
-from meml_jax.curves import BASELINES, depends_on
+from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.paper import Published
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
@@ -17,7 +17,7 @@ from meml_jax.tables import PLACES, Table
 from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
-NO_WIDTH = 1e-9  # of an interval: the spread of equal accuracies is 0 but for rounding
+NO_WIDTH = 1e-9  # what rounding leaves between equal accuracies, and of their spread
 COMPARED = ("above", "within", "below")
 """What a verdict says of ours and the paper's; any other one says why nothing can be said."""
 
@@ -121,8 +121,8 @@ def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
     measured = [one for one in lines if at in one.cells and _test(one) == _test(line)]
     unsupervised = any(one.kind == "unsupervised" for one in measured)
     fair = [one for one in measured if one.kind != "oracle" or not unsupervised]
-    top = max((one.cells[at].accuracy for one in fair), default=None)
-    return any(one is line and one.cells[at].accuracy == top for one in fair)
+    top = max((one.cells[at].accuracy for one in fair), default=0.0)
+    return any(one is line and one.cells[at].accuracy >= top - NO_WIDTH for one in fair)
 
 
 def _test(line: Line) -> tuple[Any, ...]:
@@ -149,6 +149,11 @@ def points_of(results: Mapping[str, Any], head: str) -> dict[At, Mapping[str, An
             n: int = point["num_classes"]
             found[(n, point["shots"]) if "shots" in point else n] = point
     return found
+
+
+def label(at: At) -> str:
+    """Name a column: `10`, or `20,5` for ways and shots."""
+    return str(at) if isinstance(at, int) else f"{at[0]},{at[1]}"
 
 
 def columns(lines: Sequence[Line]) -> list[At]:
@@ -227,16 +232,15 @@ def _of_row(
     for seeds, used in zip(groups, configs, strict=True):
         published = _published(used)
         results = tuple(runs[seed] for seed in seeds)
-        test = results[0]["meta_test"]
-        curves = {curve["head"]: curve for curve in (test, *results[0]["comparisons"])}
+        curves = (results[0]["meta_test"], *results[0]["comparisons"])
         others = f" (seeds {', '.join(map(str, seeds))})" if len(groups) > 1 else ""
-        for head, curve in curves.items():
-            title = row.lines.get(head, f"{first}, {curve.get('name', head)}")
+        for head in dict.fromkeys(curve["head"] for curve in curves):
+            title = row.lines.get(head, f"{first}, {NAMES[head]}")
             baseline = head in BASELINES
             line = Line(
                 row.part,
                 name,
-                str(curve["name"]) if baseline else title + others,
+                NAMES[head] if baseline else title + others,
                 head,
                 "baseline" if baseline else _kind(used),
                 head in row.lines or baseline,

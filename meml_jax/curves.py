@@ -26,10 +26,13 @@ NAMES = {
     "sgd": "sgd head",
     "sgd_reservoir": "sgd head + reservoir",
     "prototype": "prototype head",
+    "adapted": "adapted to the support set",  # of few-shot episodes
     "pixels": "baseline: nearest class mean of raw pixels",
-    "untrained": "baseline: untrained network, prototypes",
+    "untrained": "baseline: nearest class mean of an untrained network",
 }
-VERSIONS = dict.fromkeys(NAMES, 4) | {"sgd": 5, "sgd_reservoir": 5}
+"""Of heads and baselines, in results and reports."""
+
+VERSIONS = {"sgd": 5, "sgd_reservoir": 5, "prototype": 4, "pixels": 4, "untrained": 4}
 """Of what a point of each curve is; a change re-makes the points.
 
 A curve that changes gets one more than the largest of all: results of several curves keep the

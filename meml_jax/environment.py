@@ -62,6 +62,7 @@ def commit() -> str | None:
 def each_once(values: Iterable[str | None]) -> str:
     """List what results were made with, each once: a run may go on after a change."""
     parts = (part for value in values for part in (value or "not known").split("; "))
+    parts = (part.replace(" 1 cores", " 1 core") for part in parts)  # as it was written at first
     return "; ".join(dict.fromkeys(parts))
 
 

@@ -62,7 +62,7 @@ def of_clusters(
     names, images = [], []
     for cluster in (clusters[i] for i in places):
         for word, pick in (("highest", np.argmax), ("lowest", np.argmin)):
-            names.append(f"{word} of {cluster.size}")
+            names.append(f"{word} weight\nof {cluster.size} images")
             images.append(cluster.images[pick(cluster.alpha)])
     return of_images(params, np.stack(images), names, channels=channels)
 

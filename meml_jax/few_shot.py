@@ -23,12 +23,6 @@ from meml_jax.pooling import pool, square_distances
 from meml_jax.types import Array, Batch, Dataset, Params, Split, TaskTable, UserError
 
 VERSION = 2  # of how episodes are judged; a change re-makes all points
-NAMES = {
-    "adapted": "adapted to the support set",
-    "prototype": "nearest class mean of the features",
-    "pixels": "baseline: nearest class mean of raw pixels",
-    "untrained": "baseline: untrained network, nearest class mean",
-}
 
 
 def check(config: Config, split: Split) -> None:

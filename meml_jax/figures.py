@@ -25,7 +25,7 @@ from meml_jax.report import series_name
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow is too faint on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
-_GRAY = "#666666"
+GRAY = "#666666"
 _DPI = 150
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
@@ -70,7 +70,7 @@ def accuracy_curve(
         x = np.array(sorted(chance))
         # One point alone is no line, and a dot would hide behind another curve's marker.
         dot: Any = {"marker": "."} if len(x) > 1 else {"marker": "_", "ms": 18, "mew": 1.8}
-        lines += ax.plot(x, [chance[n] for n in x], ":", color=_GRAY, label="chance", **dot)
+        lines += ax.plot(x, [chance[n] for n in x], ":", color=GRAY, label="chance", **dot)
         counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
         ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
         ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
@@ -123,9 +123,16 @@ def cluster_grid(
                 ax.add_patch(
                     Rectangle((left, top - 0.92), 0.84, 0.84, fill=False, lw=3.5, ec=color)
                 )
-                ax.text(left + 0.42, top - 1, f"{alpha[i]:.3f}", ha="center", va="top", fontsize=7)
+                ax.text(
+                    left + 0.42,
+                    top - 1,
+                    _weight(float(alpha[i])),
+                    ha="center",
+                    va="top",
+                    fontsize=7,
+                )
         ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
-        ax.set_title(f"images of each {kind} by attention weight")
+        ax.set_title(f"images of each {kind} by attention weight (in %)")
         ax.axis("off")
         look: Any = {"aspect": 25, "pad": 0.01, "extend": extend}
         bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, **look)
@@ -136,26 +143,37 @@ def cluster_grid(
         save(figure, path)
 
 
+def _weight(alpha: float) -> str:
+    """Write an attention weight in % with two digits, the smallest as a bound: 34, 2.4, <0.1."""
+    share = 100 * alpha
+    return "<0.1" if share < 0.095 else f"{share:.0f}" if share >= 9.95 else f"{share:.1f}"
+
+
 def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str], *, images: str) -> None:
     """Draw images beside the maps of each convolution, which has one scale for all images.
+
+    Those of one pixel, which the last convolutions leave of a small image, are left out.
 
     Args:
       rows: one image a row.
       path: PNG to write.
       images: what the images are, for the title.
     """
-    columns = 1 + len(rows[0].maps)
+    layers = [i for i, values in enumerate(rows[0].maps) if values.size > 1]
+    columns = 1 + len(layers)
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         size = (1.05 * columns + 1.4, 1.05 * len(rows) + 0.9)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(rows), columns, squeeze=False)
-        highest = [max(float(row.maps[i].max()) for row in rows) for i in range(columns - 1)]
+        highest = [max(float(row.maps[i].max()) for row in rows) for i in layers]
         for (first, *others), row in zip(axes, rows, strict=True):
             first.imshow(picture(row.image), cmap="gray", vmin=0, vmax=255)
             first.set_ylabel(row.name, rotation=0, ha="right", va="center", fontsize=8)
-            for ax, values, top in zip(others, row.maps, highest, strict=True):
-                ax.imshow(values, cmap="viridis", vmin=0, vmax=top or 1)
-        for ax, title in zip(axes[0], ["image", *_layers(rows[0].maps)], strict=True):
+            for ax, i, top in zip(others, layers, highest, strict=True):
+                ax.imshow(row.maps[i], cmap="viridis", vmin=0, vmax=top or 1)
+        sizes = [rows[0].maps[i].shape for i in layers]
+        names = [f"conv {i + 1}\n{h} x {w}" for i, (h, w) in zip(layers, sizes, strict=True)]
+        for ax, title in zip(axes[0], ["image", *names], strict=True):
             ax.set_title(title, fontsize=8)
         for ax in axes.flat:
             ax.set(xticks=[], yticks=[])
@@ -166,10 +184,6 @@ def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str], *, i
             fontsize=9,
         )
         save(figure, path)
-
-
-def _layers(maps: Sequence[np.ndarray]) -> list[str]:
-    return [f"conv {i + 1}\n{h} x {w}" for i, (h, w) in enumerate(m.shape for m in maps)]
 
 
 def cluster_sizes(
@@ -251,7 +265,7 @@ def training_curves(
                 place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
                 ax.legend(ncols=2, **place)  # above the axes, where it hides no data
             else:
-                ax.text(0.5, 0.5, "not recorded", ha="center", color=_GRAY, transform=ax.transAxes)
+                ax.text(0.5, 0.5, "not recorded", ha="center", color=GRAY, transform=ax.transAxes)
                 ax.yaxis.set_major_locator(NullLocator())
         save(figure, path)
 

@@ -44,7 +44,7 @@ EMBEDDINGS: dict[str, dict[str, Any]] = {
     "deepcluster": PSEUDO_LABELS | {"embedding.name": "deepcluster"},
     "sela": PSEUDO_LABELS | {"embedding.name": "sela"},
     "contrastive": CONTRASTIVE,
-    "contrastive_whitened": CONTRASTIVE | {"embedding.whiten": 0.5},
+    "contrastive_half_whitened": CONTRASTIVE | {"embedding.whiten": 0.5},
     "contrastive_ward": CONTRASTIVE | {"embedding.whiten": 0.5, "clustering.init": "ward"},
 }
 """What a row of the table of `experiments/embeddings.py` sets, by its name."""

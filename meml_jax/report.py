@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from meml_jax import run_facts
+from meml_jax import markdown, run_facts
 from meml_jax.paper import few_shot_rows, paper_rows, written
 from meml_jax.rounding import percent, plain
 
@@ -43,7 +43,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
     """
     parts = [
         [f"# {_learner(results)} on {results['dataset']}"],
-        ["## Run", _bullets(run_facts.facts(results))],
+        ["## Run", markdown.bullets(run_facts.facts(results))],
         _few_shot(results) if _is_few_shot(results) else _accuracy(results),
         _clustering(results.get("clustering") or {}),
         _cost(results.get("meta_train") or {}),
@@ -179,7 +179,7 @@ def _clustering(values: Mapping[str, Any]) -> list[str]:
         facts["normalised mutual information"] = f"{values['nmi']:.3f}"
     if values.get("adjusted_rand") is not None:
         facts["adjusted Rand index"] = f"{values['adjusted_rand']:.3f}"
-    blocks = ["## Clusters", _bullets(facts)]
+    blocks = ["## Clusters", markdown.bullets(facts)]
     if "purity" in facts or "normalised mutual information" in facts:
         blocks.append("Agreement with the true classes, whose labels serve this report only.")
     return blocks
@@ -196,19 +196,13 @@ def _cost(values: Mapping[str, Any]) -> list[str]:
         "seconds to compile": values.get("compile_seconds"),
         "peak memory (MiB)": round(peak / 2**20) if peak is not None else "not measured",
     }
-    return ["## Cost of meta-training", _bullets(facts)]
-
-
-def _bullets(facts: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: {plain(v)}" for name, v in facts.items() if v is not None)
+    return ["## Cost of meta-training", markdown.bullets(facts)]
 
 
 def _table(
     counts: Sequence[int | str], rows: Sequence[tuple[str, Sequence[str]]], *, head: str = "classes"
 ) -> str:
-    lines = [[head, *map(str, counts)], ["---", *["---:"] * len(counts)]]
-    lines += [[name.replace("|", "\\|"), *cells] for name, cells in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown.table([head, *map(str, counts)], [[name, *cells] for name, cells in rows])
 
 
 def _interval(point: Mapping[str, Any] | None) -> str:

@@ -54,7 +54,6 @@ def collect(
     meta_train: Mapping[str, Any],
     checkpoint_step: int,
     points: Mapping[str, Sequence[Mapping[str, Any]]],
-    names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Put together all that a result rests on.
 
@@ -65,7 +64,6 @@ def collect(
       meta_train: summary of the training.
       checkpoint_step: of the parameters that were tested.
       points: of each curve by name; the first one is the result, others are compared.
-      names: what the report calls the others.
 
     Returns:
       The content of `results.json`, accuracies in [0, 1].
@@ -104,6 +102,6 @@ def collect(
         "points_version": points_version(config),
         "product_versions": product_versions(config),
         "meta_test": curve(first) | {"checkpoint_step": checkpoint_step},
-        "comparisons": [curve(head) | {"name": names[head]} for head in others],
+        "comparisons": [curve(head) | {"name": curves.NAMES[head]} for head in others],
         "config": dataclasses.asdict(config),
     }

@@ -140,7 +140,6 @@ def test(
         meta_train=meta_train_summary,
         checkpoint_step=step,
         points={name: [points[f"{name}/{n}"] for n in at] for name in evaluators},
-        names=few_shot.NAMES if few else curves.NAMES,
     )
     (workdir / "report.md").unlink(missing_ok=True)  # it is on the results before these
     write_json(workdir / "results.json", found)

@@ -11,6 +11,7 @@ from typing import Any
 
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
+from meml_jax.curves import NAMES
 from meml_jax.files import read_json, write_json
 from meml_jax.results import is_current, points_version
 from meml_jax.settings import flatten, from_dict, override
@@ -117,9 +118,8 @@ def _look_through(results: Mapping[str, Any]) -> None:
     if clusters["labels"] != "true":
         _check(int | float | None, clusters["purity"])  # None where the images have no labels
         _check(str, results["embedding"]["name"])
-    _ = [curve["name"] for curve in results["comparisons"]]
     for curve in (test, *results["comparisons"]):
-        _check(str, curve["head"])
+        _ = NAMES[curve["head"]]
         if not curve["points"]:
             raise ValueError("a curve without points")
         for point in curve["points"]:

@@ -12,7 +12,8 @@ from meml_jax.tables import Choice, Table, settings
 from meml_jax.types import UserError
 
 FREE = ("train.steps", "test.heads")
-"""How long a row trains and which of its heads are tested: whatever they are, it is that row."""
+"""How long a row trains and which of its heads are tested: whatever they are, it is that row,
+unless the steps are what the row is about."""
 
 
 def overridden_fields(overrides: Iterable[str]) -> list[str]:
@@ -70,7 +71,8 @@ def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: 
         ]
         for field, value in flatten(config).items():
             chosen = field in (*OPEN, "test.num_classes") and not own[field]  # from the images
-            kept = chosen or field in FREE or value == own[field]
+            free = field in FREE and (field == "test.heads" or field not in row.values)
+            kept = chosen or free or value == own[field]
             if not kept and any(other[field] != own[field] for other in alike):
                 raise UserError(
                     f"row {name!r} is one of {field}={own[field]!r}, got {value!r}; name the row "

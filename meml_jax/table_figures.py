@@ -13,51 +13,54 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from meml_jax import curves, figures
-from meml_jax.comparison import At, Line, columns
+from meml_jax.comparison import At, Line, columns, label
 
-_GRAY = "#666666"
 _FILLS = ("full", "none", "left")  # of markers, by head
+_THEIRS = " (paper)"
+TOGETHER = 3  # rows whose curves, and the paper's of the same, one panel holds
 Looks = Mapping[str, dict[str, Any]]
 """Colour and marker of each row."""
 
 
-def label(at: At) -> str:
-    """Name a column: `10`, or `20,5` for ways and shots."""
-    return str(at) if isinstance(at, int) else f"{at[0]},{at[1]}"
-
-
 def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> None:
-    """Draw the lines of one part of a table: a row for each head, ours beside the paper's if any.
+    """Draw the lines of one part of a table: a row of panels for each head, ours and the paper's.
 
-    A head of which neither we nor the paper have anything is left out.
+    What has not been measured is left out, unless nothing has. Of more than `TOGETHER` rows the
+    paper's numbers have panels of their own.
 
     Args:
       lines: of `comparison.make_lines`, of one part.
       path: PNG to write, on a white ground.
       title: of the figure.
     """
-    at = columns(lines)
-    drawn = [line for line in lines if line.kind != "baseline"]
-    heads = list(dict.fromkeys(line.head for line in drawn if line.cells or line.paper))
-    looks = _looks(lines)
+    drawn = _drawn(lines)
+    at = columns(drawn)
+    heads = list(dict.fromkeys(line.head for line in drawn))
+    looks = _looks(drawn)
     with matplotlib.rc_context(figures.STYLE):
         tall = max(3.0, 0.24 * (len(looks) + 4))
         published = any(line.paper for line in drawn)
-        size = (11.0 if published else 8.0, 0.6 + (tall + 0.5) * len(heads))
+        apart = published and len(looks) > TOGETHER
+        size = (11.0 if apart else 8.0, 0.6 + (tall + 0.5) * len(heads))
         figure = Figure(figsize=size, layout="constrained")
-        panels = figure.subplots(len(heads), 1 + published, squeeze=False, sharey="row")
+        panels = figure.subplots(len(heads), 1 + apart, squeeze=False, sharey="row")
         for row_, head in zip(panels, heads, strict=True):
             ours, last = row_[0], row_[-1]
             here = [line for line in drawn if line.head == head]
-            name = _head_name(lines, head)
+            name = curves.NAMES[head]
             handles = _ours(ours, here, at, looks)
             if handles:  # baselines alone would look like a result
                 handles |= _unlearned(ours, lines, at)
-            _say_if_empty(ours, "not run")
             ours.set_title(name, loc="left")
-            for theirs in row_[1:]:
-                handles |= _paper(theirs, here, at, looks, handles)
-                theirs.set_title("the paper", loc="left")
+            if apart:
+                own = _paper(last, here, at, looks)  # of rows that look as ours do
+                handles |= {k: v for k, v in own.items() if k.removesuffix(_THEIRS) not in handles}
+                last.set_title("the paper", loc="left")
+                last.tick_params(labelleft=True)
+                _say_if_empty(last, "not in the paper")
+            else:
+                handles |= _paper(ours, here, at, looks)
+            _say_if_empty(ours, "not run")
             for panel in row_:  # any may be empty
                 spots = _places(panel, at, at)
                 margin = (_is_curve(at) and 0.05 * np.ptp(spots)) or 0.5
@@ -87,13 +90,14 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
       Whether there was anything to draw.
     """
     at = [place for place in columns(lines) if any(place in line.cells for line in lines)][-1:]
-    measured = [x for x in lines if x.kind != "baseline" and x.named and set(at) & set(x.cells)]
+    trained = [x for x in lines if x.kind != "baseline" and (x.steps or 0) > 1]  # 1: as good as not
+    measured = [line for line in trained if line.named and set(at) & set(line.cells)]
     if len({line.row for line in measured}) < 2:
         return False
     with matplotlib.rc_context(figures.STYLE):
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         ax = figure.subplots()
-        looks, heads = _looks(lines), list(dict.fromkeys(line.head for line in measured))
+        looks, heads = _looks(_drawn(lines)), list(dict.fromkeys(line.head for line in measured))
         for line in measured:
             cell = line.cells[at[0]]
             seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
@@ -113,10 +117,15 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
     return True
 
 
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    """List what has been measured; if nothing has, what the paper has."""
+    some = [line for line in lines if line.kind != "baseline"]
+    return [line for line in some if line.cells] or [line for line in some if line.paper]
+
+
 def _looks(lines: Sequence[Line]) -> Looks:
-    """Give each row of a part its look, the same in all its figures."""
-    rows = dict.fromkeys(line.row for line in lines if line.kind != "baseline")
-    return {row: figures.look_of(i) for i, row in enumerate(rows)}
+    """Give each row its look."""
+    return {row: figures.look_of(i) for i, row in enumerate(dict.fromkeys(x.row for x in lines))}
 
 
 def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:
@@ -134,10 +143,8 @@ def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> di
     return handles
 
 
-def _paper(
-    ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks, drawn: dict[str, Any]
-) -> dict[str, Any]:
-    """Draw the paper's numbers; handles of the lines that have none of ours."""
+def _paper(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:
+    """Draw the paper's numbers: handles by the name of the line and `_THEIRS`."""
     handles = {}
     for i, line in enumerate(lines):
         known = [place for place in at if place in line.paper]
@@ -145,16 +152,15 @@ def _paper(
             x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
             look = looks[line.row] | {"mfc": "white"}
             style = _joined(at) or {"ls": "--"}
-            handle = ax.plot(x, [line.paper[place] for place in known], **look | style)[0]
-            if line.title not in drawn:
-                handles[f"{line.title} (paper)"] = handle
-    _say_if_empty(ax, "not in the paper")
+            y = [line.paper[place] for place in known]
+            handles[line.title + _THEIRS] = ax.plot(x, y, **look | style)[0]
     return handles
 
 
 def _say_if_empty(ax: Axes, text: str) -> None:
     if not ax.has_data():
-        ax.text(0.5, 0.5, text, ha="center", color=_GRAY, transform=ax.transAxes)
+        ax.text(0.5, 0.5, text, ha="center", color=figures.GRAY, transform=ax.transAxes)
+        ax.set_axis_off()
 
 
 def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, A
         name = line.title.removeprefix("baseline: ")
         known = [place for place in at if place in line.cells]
         y = [100 * line.cells[place].accuracy for place in known]
-        look: dict[str, Any] = {"color": _GRAY, "lw": 1.3, "ls": dashes}
+        look: dict[str, Any] = {"color": figures.GRAY, "lw": 1.3, "ls": dashes}
         look |= {} if _is_curve(at) else {"ls": "none", "marker": "x" if dashes == ":" else "+"}
         handles[name] = ax.plot(_places(ax, at, known), y, **look)[0]
     chance = {p: 100 * c.chance for line in lines for p, c in line.cells.items() if p in at}
@@ -192,13 +198,3 @@ def _places(ax: Axes, at: Sequence[At], known: Sequence[At]) -> np.ndarray:
     ax.set_xticks(list(spots.values()), [label(place) for place in at])
     ax.set_xlabel("number of classes learned" if curve else "ways,shots of the test")
     return np.array([spots[place] for place in known], float)
-
-
-def _head_name(lines: Sequence[Line], head: str) -> str:
-    """Name a head as the results do."""
-    for line in lines:
-        for results in line.results:
-            for curve in results["comparisons"]:
-                if curve["head"] == head:
-                    return str(curve["name"])
-    return {"adapted": "adapted to the support set"}.get(head) or curves.NAMES.get(head, head)

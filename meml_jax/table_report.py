@@ -7,16 +7,15 @@ import csv
 import html
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from meml_jax import table_figures
-from meml_jax.comparison import Line, columns, verdict
+from meml_jax import markdown, table_figures
+from meml_jax.comparison import Line, columns, label, verdict
 from meml_jax.files import write_atomic
 from meml_jax.learners import LEARNERS
-from meml_jax.table_figures import label
 from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, mean_of, parts_of
 from meml_jax.tables import Table
 
@@ -36,7 +35,7 @@ pre { background: #8882; overflow-x: auto; padding: .6rem; }
 
 
 def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
-    """Draw the curves of a table, and accuracy against cost, into `figures/` of its folder.
+    """Draw the curves of a table into `figures/` of its folder.
 
     Args:
       folder: of the table.
@@ -47,18 +46,33 @@ def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
       Captions by paths in the folder, of figures that trainings there have drawn too.
     """
     figures = {}
-    for i, part in enumerate(dict.fromkeys(line.part for line in lines)):
-        here = [line for line in lines if line.part == part and part in parts_of(lines)]
-        name = f"figures/part{i + 1}.png" if part else "figures/accuracy.png"
+    for name, title, heading, here in _parts(table, lines):
         if any(line.cells or line.paper for line in here):
+            table_figures.draw(here, folder / f"{name}.png", title=heading)
+            figures[f"{name}.png"] = title
+    return figures | _of_a_training(folder, lines)
+
+
+def draw_costs(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
+    """Draw accuracy against seconds of training likewise: captions by paths in the folder.
+
+    Not for documents: the seconds are those of devices that others may have shared.
+    """
+    return {
+        f"{name}_cost.png": f"{title}: cost and accuracy"
+        for name, title, heading, here in _parts(table, lines)
+        if table_figures.draw_cost(here, folder / f"{name}_cost.png", title=heading)
+    }
+
+
+def _parts(table: Table, lines: Sequence[Line]) -> Iterator[tuple[str, str, str, list[Line]]]:
+    """List the parts that have been measured: name of the figure, caption, title, lines."""
+    for i, part in enumerate(dict.fromkeys(line.part for line in lines)):
+        if part in parts_of(lines):
             # Below each other, as a part begins with a capital; a caption has one line.
             title, heading = (sep.join(filter(None, (table.title, part))) for sep in (", ", "\n"))
-            table_figures.draw(here, folder / name, title=heading)
-            figures[name] = title
-            cost = name.replace(".png", "_cost.png")
-            if table_figures.draw_cost(here, folder / cost, title=heading):
-                figures[cost] = f"{title}: cost and accuracy"
-    return figures | _of_a_training(folder, lines)
+            name = f"figures/part{i + 1}" if part else "figures/accuracy"
+            yield name, title, heading, [line for line in lines if line.part == part]
 
 
 def write(
@@ -172,7 +186,10 @@ def csv_text(lines: Sequence[Line]) -> str:
 
 def _images(figures: Mapping[str, str]) -> list[str]:
     """Show figures, each above its caption."""
-    shown = [(f"![{caption}]({quote(path)})", caption) for path, caption in figures.items()]
+    shown = [
+        (f"![{Path(path).stem.replace('_', ' ')}]({quote(path)})", caption)
+        for path, caption in figures.items()
+    ]
     return [block for both in shown for block in both]
 
 
@@ -183,10 +200,7 @@ def _code(commands: Sequence[str]) -> str:
 def _markdown(sheet: Sheet, *, level: int) -> str:
     parts = [f"{'#' * level} {sheet.heading}", sheet.text]
     if sheet.header:
-        marks = ["---", *["---:"] * (len(sheet.header) - 1)]
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in sheet.rows]
-        grid = [sheet.header, marks, *rows]
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in grid))
+        parts.append(markdown.table(sheet.header, sheet.rows))
     return "\n\n".join(parts)
 
 

@@ -14,6 +14,7 @@ from meml_jax.comparison import (
     columns,
     in_order,
     is_best,
+    label,
     verdict,
 )
 from meml_jax.config import Config, NetworkConfig
@@ -21,17 +22,18 @@ from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
 from meml_jax.rounding import percent, plain
 from meml_jax.settings import from_dict
-from meml_jax.table_figures import label
 
 KEY = (
-    "Accuracy in %, ± half of the 95 % interval, then where the interval lies against the paper's "
-    "number: above, within (it holds the number) or below; no verdict where it holds the accuracy "
-    "of guessing (at chance), or has no width as all runs are equal (no spread). The interval is "
-    "over seeds where there are three or more; of fewer it is over the test's runs, and says "
-    "nothing of another training or another choice of the meta-test's rate. Bold: the best of ours "
-    "in this table, baselines included, of those that have the same test; oracles count only where "
-    "all rows are. `-`: not measured."
+    "Accuracy in %, ± half of the 95 % confidence interval of the mean: over seeds where there are "
+    "three or more, else over the test's runs, which says nothing of another training. Then "
+    "whether ours lies above or below the paper's number, or its interval holds that (within). "
+    "Bold: the best of ours on the same test, baselines included, oracles only where all rows are. "
+    "`-`: not measured."
 )
+NO_VERDICT = {
+    "at chance": "At chance: the interval holds the accuracy of guessing.",
+    "no spread": "No spread: all runs are equal.",
+}
 OTHER_HEADS = (
     "The same trainings, tested in other ways. Bold: the best of this table and of the baselines "
     "above, likewise."
@@ -88,8 +90,10 @@ def all_of(line: Line, field: str) -> str:
 
 
 def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[Line]) -> Sheet:
-    at = columns(part)
-    shown = {id(line) for line in lines}
+    measured = [line for line in part if line.cells]
+    not_run = [line.title for line in lines if measured and not line.cells]
+    lines = [line for line in lines if line.cells or not measured]
+    at, shown = columns(measured or part), {id(line) for line in lines}
     rivals = [line for line in part if line.kind == "baseline" or id(line) in shown]
     rows = [
         [line.title, plain(line.steps), _list(line.seeds), _counts(line)]
@@ -101,8 +105,16 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
         rows.append(["chance", "-", "-", "-", *(percent(chance.get(place)) for place in at)])
     head = "ways,shots" if at and not isinstance(at[0], int) else "classes"
     steps = {line.steps for line in lines if line.steps is not None}
-    notes = dict.fromkeys(str(r["note"]) for line in lines for r in line.results if r.get("note"))
-    facts = [text, *(f"Data: {note}." for note in notes)]
+    notes = (str(r["note"]).split("; ") for line in lines for r in line.results if r.get("note"))
+    facts = [text, *(f"Data: {one}." for one in dict.fromkeys(x for note in notes for x in note))]
+    said = {
+        verdict(line.cells[place], line.paper[place])
+        for line in lines
+        for place in line.cells.keys() & line.paper.keys()
+    }
+    facts += [told for name, told in NO_VERDICT.items() if name in said]
+    if not_run:
+        facts.append(f"Not run: {', '.join(not_run)}.")
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
     facts += row_settings.unlike(lines)
@@ -141,9 +153,8 @@ def _differences(lines: Sequence[Line]) -> list[Sheet]:
         rows.append([one.title, _list(one.seeds), *("-" if c is None else _gap(c) for c in cells)])
     heading = f"{lines[0].part}: differences" if lines[0].part else "Differences"
     text = (
-        "Points in % by which the first is above the second, both on the same runs (the same "
-        "classes, images and order), ± half of the 95 % interval as above, and each seed's in "
-        "brackets. What another training would change is in it from three seeds on only."
+        "Paired differences in percentage points, the first row minus the second on the same runs "
+        "(classes, images, order); ± as above, each seed's in brackets."
     )
     facts = [text, *row_settings.unlike([line for one in found for line in one.lines])]
     header = ["rows", "seeds", *map(label, at)]
@@ -186,8 +197,8 @@ def _runs(lines: Sequence[Line]) -> list[Sheet]:
             all_of(line, "commit"),
         ])  # fmt: skip
     text = (
-        "Seconds and purity are means over the seeds, - where a seed has none; an embedding and "
-        "clusters that rows share were made once, and their seconds stand in each row."
+        "Means over the seeds, - where one has none. An embedding and clusters that rows share "
+        "were made once; their seconds stand in each row."
     )
     return [Sheet("Runs", text, header, rows)] if rows else []
 
@@ -213,9 +224,9 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
         "paper: memory",
     ]  # fmt: skip
     text = (
-        "Of the meta-training, mean over the seeds. Peak memory is that of the compiled steps. The "
-        "paper's GPU is not known. Other processes may have shared our device: it is "
-        "`experiments/benchmark.py` that compares the time of methods."
+        "Of the meta-training, mean over the seeds; peak memory is that of the compiled steps. "
+        "Other processes may have shared the device, so seconds do not compare methods: "
+        "`experiments/benchmark.py` does. The paper does not name its GPU."
     )
     return [Sheet("Cost", text, header, rows)] if rows else []
 

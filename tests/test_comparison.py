@@ -10,6 +10,7 @@ from own_tables import NAMES, point, results, settings, table
 
 from meml_jax import (
     comparison,
+    curves,
     paper,
     stored_results,
     table_sheets,
@@ -161,7 +162,7 @@ def test_baselines_stand_beside_the_rows_that_are_tested_likewise():
         shown = [line for line in lines if line.kind == "baseline" and line.part == "CIFAR-100"]
         return {line.title: round(line.cells[10].accuracy, 3) for line in shown}
 
-    title = "baseline: raw pixels"
+    title = curves.NAMES["pixels"]
     both = {f"{title} (all classes of cifar100)": 0.25, f"{title} (test classes of cifar100)": 0.55}
     assert baselines() == both and list(baselines()) == list(both)  # of most rows first
     # Another number of runs is another test.

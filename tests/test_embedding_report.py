@@ -271,7 +271,7 @@ def test_a_training_is_copied_from_a_row_on_the_same_images(tmp_path):
         ({}, None),
     ):
         (row / "embedding.json").write_text(json.dumps(made))
-        folder = tmp_path / "contrastive_whitened" / "seed0"
+        folder = tmp_path / "contrastive_half_whitened" / "seed0"
         assert program().twin(whitened, dataset(), folder) == source
 
 

@@ -31,7 +31,7 @@ def test_maps_are_what_the_convolutions_give(tmp_path):
     alpha = np.array([0.1, 0.6, 0.3], np.float32)
     clusters = [AttendedCluster(images[:3], alpha, 7), AttendedCluster(images[3:], alpha[1:], 2)]
     rows = of_clusters(params, clusters, channels=4)
-    names = ["highest of 7", "lowest of 7", "highest of 2", "lowest of 2"]
+    names = [f"{word} weight\nof {n} images" for n in (7, 2) for word in ("highest", "lowest")]
     assert [row.name for row in rows] == names
     for row, i in zip(rows, (1, 0, 3, 4), strict=True):
         np.testing.assert_array_equal(row.image, images[i])
@@ -59,11 +59,11 @@ def test_only_attention_has_weights_to_show(tmp_path, monkeypatch, learner, labe
     ]
     maps = drawn["feature_maps"]
     rows = [ax.get_ylabel() for ax in maps.axes if ax.get_ylabel()]
-    assert f"{kinds} of so many images" in maps.get_suptitle()
+    assert f"some {kinds}" in maps.get_suptitle()
     assert ("attention weight" in maps.get_suptitle()) == attentive
     if attentive:
         assert f"of each {kind} by attention weight" in drawn["clusters"].axes[0].get_title()
         assert {row.split()[0] for row in rows} == {"highest", "lowest"}
     else:  # from the smallest to the largest
         assert len(rows) == cluster_figures.MAPPED
-        assert (rows[0], rows[-1]) == ("of 1", "of 20")
+        assert (rows[0], rows[-1]) == ("of 1 images", "of 20 images")

@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import dataclasses
 import html.parser
 import json
 import shutil
@@ -13,11 +12,14 @@ from own_tables import call, cells, results, settings, table
 
 from meml_jax import (
     comparison,
+    curves,
     table_figures,
     table_report,
     table_sheets,
 )
 from meml_jax.settings import override
+
+PIXELS = curves.NAMES["pixels"]
 
 
 def test_report(stored):
@@ -38,12 +40,13 @@ def test_report(stored):
     # t of one degree of freedom: 12.706 times 0.01; the oracle is better, but has labels.
     assert cells(text, "Oracle OML")[3:5] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
     assert "± of two seeds is that of their mean, over the runs of each." in text
-    assert cells(text, "MEML mean")[:5] == ["-", "-", "-", "- (paper 60.6)", "- (paper 31.2)"]
-    assert cells(text, "MEML RS")[3:5] == ["- (paper 81.6)", "- (paper 56.4)"]
+    assert cells(text, "MEML mean") is cells(text, "MEML RS") is None
+    assert "No spread: all runs are equal. Not run: Oracle MEML, OML balanced 500, " in text
+    assert ", OML RS, OML single, MEML mean, MEML RS." in text and "holds the accuracy" not in text
     # One with the seeds of each row, as they decide on what is tested.
     for rows, seeds, runs in (("oracle_oml, oml", "0", "2"), ("meml", "0, 1", "4")):
-        title = f"baseline: raw pixels (test classes of omniglot, beside {rows})"
-        assert cells(text, title)[:3] == ["-", seeds, runs]
+        tested = f"(test classes of omniglot, beside {rows})"
+        assert cells(text, f"{PIXELS} {tested}")[:3] == ["-", seeds, runs]
     assert cells(text, "chance")[3:5] == ["10.0", "2.0"]
     # The oracle's prototype head is as good as theirs, and not in bold.
     assert cells(text, "Oracle OML, prototype head")[3].startswith("85.0")
@@ -213,27 +216,26 @@ def test_the_numbers_of_the_paper_lie_inside_a_figure_without_ours(monkeypatch):
         assert points == sum(len(line.paper) for line in lines)
 
 
-def test_a_head_that_was_not_run_is_said_and_one_of_nobody_left_out(monkeypatch):
+def test_only_what_is_measured_is_drawn_unless_nothing_is(monkeypatch):
     kept = []
     monkeypatch.setattr(table_figures.figures, "save", lambda figure, path: kept.append(figure))
     configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
-    found = {"meml": {0: results(settings("omniglot", "meml", "short"), sgd=(0.5, 0.5))}}
-    lines = comparison.make_lines(table("omniglot"), configs, found)
-    assert any(line.head == "sgd_reservoir" and line.paper for line in lines)
-    bare = [
-        dataclasses.replace(line, paper={}) if line.head == "sgd_reservoir" else line
-        for line in lines
-    ]
-    for some, heads in (
-        (lines, ("sgd", "sgd_reservoir", "prototype")),
-        (bare, ("sgd", "prototype")),
+    rows = ("oracle_meml", "oml", "meml", "meml_mean")
+    found = {row: {0: results(settings("omniglot", row), sgd=(0.5, 0.5))} for row in rows}
+    few = {"meml": found["meml"]}
+    # Of few rows the paper's curves lie in our panels, of more in their own.
+    for some, heads, panels, dashed, said in (
+        (few, ("sgd", "prototype"), 1, [1, 0], []),
+        (found, ("sgd", "prototype"), 2, [0, 4, 0, 0], ["not in the paper"]),
+        ({}, ("sgd", "sgd_reservoir"), 2, [0, 9, 0, 2], ["not run", "not run"]),
     ):
-        table_figures.draw(some, "none.png", title="")
-        ours = {ax.get_title(loc="left"): ax for ax in kept[-1].axes[::2]}
-        assert sorted(ours) == sorted(table_figures._head_name(lines, head) for head in heads)
-        for name, ax in ours.items():
-            assert bool(ax.lines) == ("reservoir" not in name)
-            assert [text.get_text() for text in ax.texts] == ["not run"] * (not ax.lines)
+        lines = comparison.make_lines(table("omniglot"), configs, some)
+        table_figures.draw(lines, "none.png", title="")
+        axes = kept[-1].axes
+        assert [ax.get_title("left") for ax in axes[::panels]] == [curves.NAMES[h] for h in heads]
+        theirs = [[line for line in ax.lines if line.get_linestyle() == "--"] for ax in axes]
+        assert list(map(len, theirs)) == dashed
+        assert [text.get_text() for ax in axes for text in ax.texts] == said
 
 
 def test_a_row_looks_the_same_in_all_figures_of_its_part(monkeypatch):
@@ -255,8 +257,8 @@ def test_a_row_looks_the_same_in_all_figures_of_its_part(monkeypatch):
         drawn = [bars.lines[0] for bars in ax.containers]
         return [(one.get_color(), one.get_marker(), one.get_fillstyle()) for one in drawn]
 
-    curves, [cost] = kept[0].axes[::2], kept[1].axes
-    sgd, _, reservoir = map(looks, curves)
+    heads, [cost] = kept[0].axes, kept[1].axes
+    sgd, _, reservoir = map(looks, heads)
     names = [bars.get_label() for bars in cost.containers]
     assert names == ["Oracle MEML", "OML", "MEML", "MEML RS"]
     oracle, oml, meml, with_reservoir = looks(cost)
@@ -273,5 +275,6 @@ def test_a_figure_has_its_part_below_its_title_and_a_caption_in_one_line(tmp_pat
     found = {"meml_official": {0: results(config, sgd=(0.9, 0.9))}}
     lines = comparison.make_lines(table("best"), configs, found)
     captions = table_report.draw(tmp_path, table("best"), lines)
+    table_report.draw_costs(tmp_path, table("best"), lines)
     head, part = "Beyond the paper: Omniglot, preset best", "Official split: 864, 100, 659 classes"
     assert titles == [f"{head}\n{part}"] * 2 and list(captions.values()) == [f"{head}, {part}"]
