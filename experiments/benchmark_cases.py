@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from benchmark_timing import Case
 
-from meml_jax import flops, meta_train, task_spec, tasks
+from meml_jax import encoding, flops, meta_train, task_spec, tasks, updates
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig, TasksConfig
 from meml_jax.learners import LEARNERS, Learner
 from meml_jax.networks import Network, make_network
@@ -140,7 +140,7 @@ def peak_case(sizes: Sizes) -> tuple[Case, float]:
 def floor_case(problem: Problem, images: int) -> Case:
     """Time only what cannot be left out: FEN and CLN, forward and backward, once an image."""
     network, params = problem.network, jax.tree.map(jnp.array, problem.state.params)
-    x = meta_train.to_float(problem.data[0][:images])
+    x = encoding.to_float(problem.data[0][:images])
     label = jnp.arange(images) % network.num_classes
 
     @jax.jit
@@ -166,7 +166,7 @@ def task_shapes(problem: Problem) -> tuple[Batch, Batch]:
     def largest(table: TaskTable) -> Task:
         keys = jax.random.split(jax.random.key(0))
         drawn = problem.sampler.draw(keys[0], keys[1], table, jnp.ones(table.size.shape))
-        return problem.sampler.crops[-1](drawn.tasks)
+        return problem.sampler.trims[-1](drawn.tasks)
 
     task = jax.eval_shape(largest, problem.data[1])
     return task.support, task.query
@@ -177,7 +177,7 @@ def drawn_task(problem: Problem) -> Task:
     images, table, weights, key = problem.data
     cluster_key, _, task_key, view_key, _ = meta_train.step_keys(key, jnp.int32(0))
     drawn = problem.sampler.draw(cluster_key, task_key, table, weights)
-    task = meta_train.gather_images(images, problem.sampler.crops[-1](drawn.tasks))
+    task = meta_train.gather_images(images, problem.sampler.trims[-1](drawn.tasks))
     return problem.sampler.prepare(view_key, task)
 
 
@@ -211,7 +211,7 @@ def update_case(problem: Problem) -> Case:
     tx = meta_train.outer_optimizer(problem.outer)
     gradient = jax.tree.map(jnp.ones_like, problem.state.params)
     states = [jax.tree.map(jnp.array, problem.state)]
-    update = jax.jit(functools.partial(meta_train.apply_meta_grad, tx=tx), donate_argnums=0)
+    update = jax.jit(functools.partial(updates.apply_gradients, tx=tx), donate_argnums=0)
 
     def run() -> Any:
         states.append(update(states.pop(), gradient))

@@ -224,7 +224,7 @@ def start(sizes: Sizes, rounds: Rounds) -> list[Row]:
     jax.block_until_ready(steps_case(problem, num_steps=10, call=compiled).run())
     return [
         {
-            "name": f"meml, {len(problem.sampler.crops)} buckets",
+            "name": f"meml, {len(problem.sampler.trims)} buckets",
             "trace_seconds": traced - began,
             "compile_seconds": ready - traced,
             "ten_steps_seconds": time.perf_counter() - ready,

@@ -8,9 +8,9 @@ from typing import Any
 
 from meml_jax import checks, embeddings, presets
 from meml_jax.config import Config
+from meml_jax.fingerprints import fingerprint
 from meml_jax.settings import did_you_mean, flatten, override
 from meml_jax.types import Dataset, UserError
-from meml_jax.workdir import fingerprint
 
 ROWS = presets.EMBEDDINGS
 """What a row sets. Settings given on the command line hold for all rows, and before these."""

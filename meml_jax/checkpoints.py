@@ -179,12 +179,15 @@ def restore(
         blank = {k: np.empty(v.shape, v.dtype) for k, v in saved.items()}  # numpy in, numpy out
         arrays, meta = ocp.args.StandardRestore(blank), ocp.args.JsonRestore()
         restored = manager.restore(step, args=ocp.args.Composite(state=arrays, meta=meta))
-    except UserError:
+    except (UserError, MemoryError):
         raise
+    except PermissionError as error:
+        reason = f"cannot read the checkpoint {folder} ({_reason(error)}); make it readable"
+        raise UserError(reason) from error
     except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
         raise UserError(
-            f"cannot read the checkpoint {folder} ({_reason(error)}); "
-            "delete this folder to go on from the one before it"
+            f"cannot read the checkpoint {folder} ({_reason(error)}); if that comes again, move "
+            "this folder away to go on from the one before it"
         ) from error
     leaves = [_place(restored.state[name], like) for name, like in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), dict(restored.meta)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.metrics.cluster import contingency_matrix
 from threadpoolctl import threadpool_limits
 
 from meml_jax.config import ClusteringConfig
-from meml_jax.types import UserError
+from meml_jax.types import OnProgress, UserError
 
 ROWS = 50_000  # looked at together, which bounds the memory that a large set takes
 SAMPLE = 20_000  # rows on which mini-batch k-means is judged
@@ -22,9 +21,6 @@ INITS = ("k-means++", "ward")
 WARD_ROWS = 30_000  # their distances take 7 GB
 
 AGREEMENT = ("purity", "nmi", "adjusted_rand")
-
-Progress = Callable[[int, int], None]
-"""(rows done, rows in all): how far a long clustering is."""
 
 
 class ClusteringInfo(NamedTuple):
@@ -98,7 +94,7 @@ def cluster(
     config: ClusteringConfig,
     *,
     seed: int,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = lambda done, total: None,
 ) -> tuple[np.ndarray, ClusteringInfo]:
     """Assign every embedding to one of k clusters (Sec. 2): its pseudo-label.
 
@@ -161,7 +157,7 @@ def _ward_means(embeddings: np.ndarray, k: int) -> np.ndarray:
 
 
 def _mini_batch_k_means(
-    embeddings: np.ndarray, config: ClusteringConfig, seed: int, progress: Progress
+    embeddings: np.ndarray, config: ClusteringConfig, seed: int, progress: OnProgress
 ) -> tuple[np.ndarray, int, float]:
     """K-means of a set too large for Lloyd's algorithm: (labels [N], passes, inertia).
 

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES, NAMES, depends_on
+from meml_jax.fingerprints import fingerprint
 from meml_jax.paper import Published
 from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
 from meml_jax.tables import PLACES, Table
-from meml_jax.workdir import fingerprint
 
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
 NO_WIDTH = 1e-9  # what rounding leaves between equal accuracies, and of their spread

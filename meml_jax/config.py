@@ -188,7 +188,7 @@ class TestConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A whole run: a run is a function of this and nothing else."""
+    """A whole run, which is a function of this and of the images (to the bit on one machine)."""
 
     preset: str = "paper"
     seed: int = 0

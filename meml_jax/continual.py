@@ -20,25 +20,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import meta_test, online, saved_states, trained
 from meml_jax.config import Config
 from meml_jax.data import own_images
 from meml_jax.encoding import encode
+from meml_jax.fingerprints import fingerprint
 from meml_jax.heads import HEADS
 from meml_jax.learners import get_learner
 from meml_jax.networks import Network, blank_outputs, make_network
 from meml_jax.online import State
 from meml_jax.types import Array, Params, UserError
-from meml_jax.workdir import fingerprint
 
-CHUNK = 16  # images a call of the compiled functions, the last ones padded: one program for any N
+CHUNK = 16  # features a call of the compiled functions, padded: one program for any N
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ContinualClassifier:
-    """A frozen network and how new classes are learned on it; all its methods are pure.
+    """A frozen network and how new classes are learned on it; no method changes it or a state.
 
     Attributes:
       network: pure functions, with `capacity` outputs.
@@ -263,11 +264,9 @@ class ContinualClassifier:
         )
         for start in range(0, len(fitted), CHUNK):
             part = fitted[start : start + CHUNK]
-            padded = np.zeros((CHUNK, *part.shape[1:]), np.uint8)
-            padded[: len(part)] = part
             with jax.default_matmul_precision(self.config.precision):
-                features = encode(self.params, padded, network=self.network, chunk=CHUNK)
-            yield features, len(part)
+                features = encode(self.params, part, network=self.network)
+            yield jnp.pad(features, [(0, CHUNK - len(part)), (0, 0)]), len(part)
 
     def _check_owner(self, state: State) -> None:
         if state.owner != self._digest():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from meml_jax import encoding, environment, meta_test, trajectories
 from meml_jax.config import Config, TestConfig
@@ -35,8 +36,8 @@ NAMES = {
 VERSIONS = {"sgd": 5, "sgd_reservoir": 5, "prototype": 4, "pixels": 4, "untrained": 4}
 """Of what a point of each curve is; a change re-makes the points.
 
-A curve that changes gets one more than the largest of all: results of several curves keep the
-largest of theirs alone, `results.points_version`."""
+When a curve changes, its version becomes the largest of all plus one, since results keep only the
+largest (`results.points_version`)."""
 BASELINES = ("pixels", "untrained")  # what learns nothing stands beside every result
 
 Evaluator = Callable[[Any], dict[str, Any]]
@@ -164,8 +165,8 @@ def evaluate(
     Args:
       evaluators: by name.
       at: points of each curve: numbers of classes, or (ways, shots).
-      path: JSON file that gets each point when it is done; of the curves asked for, those of
-        another fingerprint go; those of other curves stay.
+      path: JSON file that gets each point when it is done, beside those of other curves and of
+        other fingerprints: settings may change and come back.
       fingerprint: of the settings and of what is evaluated, by the curve's name.
       say: prints a line a point.
 
@@ -173,31 +174,25 @@ def evaluate(
       {'NAME/POINT': point}; a point has `seconds`, `commit` and `device` beside what its evaluator
       returns.
     """
-    points: dict[str, Any] = {}
-    fingerprints = wanted = {name: fingerprint(name) for name in evaluators}
-    with contextlib.suppress(KeyError, TypeError, AttributeError):  # no such file, or another one
-        stored = read_json(path)
-        before, kept = stored["fingerprints"], {}
-        for key, point in stored["points"].items():
-            name = key.split("/")[0]
-            if before[name] == wanted.get(name, before[name]):
-                kept[key] = point
-        fingerprints, points = before | wanted, kept
+    stored = read_json(path)
+    points: dict[str, Any] = stored if isinstance(stored, dict) else {}  # none, or a damaged file
     made = {"commit": environment.commit(), "device": environment.device_name()}
-    every = [(name, n) for name in evaluators for n in at]
-    todo = [(name, n) for name, n in every if f"{name}/{n}" not in points]
+    every = {f"{name}/{n}": (name, n) for name in evaluators for n in at}
+    keys = {name: f"{name} {fingerprint(name)}" for name in evaluators}
+    places = {title: f"{keys[name]}/{n}" for title, (name, n) in every.items()}
+    todo = [title for title in every if not isinstance(points.get(places[title]), dict)]
     if len(todo) < len(every):
         say(f"test: reuses {len(every) - len(todo)} finished points of {path}")
-    for done, (name, n) in enumerate(todo, start=1):
-        start = time.monotonic()
+    for done, title in enumerate(todo, start=1):
+        (name, n), start = every[title], time.monotonic()
         point = evaluators[name](n) | {"seconds": time.monotonic() - start} | made
-        points[f"{name}/{n}"] = point
-        write_json(path, {"fingerprints": fingerprints, "points": points})
+        points[places[title]] = point
+        write_json(path, points)
         say(
             f"test {done}/{len(todo)}: {name}, {_where(n)}: {percent(point['accuracy'])} ± "
             f"{percent(point['ci95'])} %" + _rate(point) + f", {point['seconds']:.1f} s"
         )
-    return {f"{name}/{n}": points[f"{name}/{n}"] for name, n in every}
+    return {title: points[place] for title, place in places.items()}
 
 
 def validation(
@@ -211,11 +206,18 @@ def validation(
     split = dataset.validation
     table, key = trajectories.class_table(split), key_for("validate", config.seed)
     settings = dataclasses.replace(config.test, runs=1, protocol="clean")
+    count = split.num_classes
+    drawn = meta_test.prototype_trajectories(key, table, settings, num_classes=count)
+    # Of Mini-ImageNet it takes 320 of 9,600 images: no others are encoded.
+    positions = np.concatenate([drawn.stream, drawn.test], axis=1)
+    taken, places = np.unique(positions, return_inverse=True)
+    stream, test = np.split(places.reshape(positions.shape), [drawn.stream.shape[1]], axis=1)
+    drawn = drawn._replace(stream=jnp.asarray(stream), test=jnp.asarray(test))
+    images = split.images[taken]
 
     def validate(state: TrainState) -> float:
-        features = encoding.encode(state.params, split.images, network=network)
-        pool = trajectories.Pool(features, table)
-        point = meta_test.prototype_point(key, pool, settings, num_classes=split.num_classes)
+        features = encoding.encode(state.params, images, network=network)
+        point = meta_test.judge_prototypes(features, drawn, settings, num_classes=count)
         return point["accuracy"]
 
     return validate

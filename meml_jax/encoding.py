@@ -1,4 +1,4 @@
-"""The frozen features R of images, which heads learn from: computed once."""
+"""Images as numbers, and their frozen features R, which heads learn from: computed once."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax.chunks import in_chunks
-from meml_jax.meta_train import to_float
+from meml_jax import chunks
 from meml_jax.networks import Network, after_stem
 from meml_jax.types import Array, Params
 
 
-def encode(params: Params, images: np.ndarray, *, network: Network, chunk: int = 100) -> Array:
+def to_float(images: Array) -> Array:
+    """Bring uint8 images [..., H, W, C] to float32 in [0, 1]."""
+    return images.astype(jnp.float32) / 255
+
+
+def encode(
+    params: Params, images: np.ndarray, *, network: Network, chunk: int | None = None
+) -> Array:
     """Compute the frozen features R of uint8 images [N, H, W, C], float32 [N, D], once.
 
-    `chunk` images at a time, the last ones padded, so that any N runs the same program. Images pass
-    through side by side: there is no batch norm, and none sees another.
+    `chunk` images at a time, `chunks.size` if None, the last ones padded, so that any N > 0 runs
+    the same program. Images pass through side by side: there is no batch norm, and none sees
+    another.
     """
     encode_chunk = functools.partial(_encode_chunk, params, network=network)
-    return jnp.concatenate(in_chunks(encode_chunk, images, chunk))
+    return jnp.concatenate(chunks.in_chunks(encode_chunk, images, chunk or chunks.size()))
 
 
 def frozen_features(params: Params, images: np.ndarray, source: str, *, network: Network) -> Array:

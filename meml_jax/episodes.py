@@ -146,7 +146,7 @@ def episode_sampler(config: Config, size: np.ndarray) -> Sampler:
 
     return Sampler(
         draw,
-        crops=(lambda tasks: tasks,),
+        trims=(lambda tasks: tasks,),
         prepare=as_they_are,
         ways=spec.ways,
         coreset_batch=None,

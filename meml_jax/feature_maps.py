@@ -10,8 +10,8 @@ import numpy as np
 from flax import linen as nn
 
 from meml_jax.attention import AttendedCluster
+from meml_jax.encoding import to_float
 from meml_jax.layers import FEN, STRIDES
-from meml_jax.meta_train import to_float
 from meml_jax.types import Params
 
 

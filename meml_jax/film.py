@@ -1,6 +1,6 @@
 """Meta-test with FiLM layers: they adapt with the CLN, and each class has its own context.
 
-The stream is that of every learner (`heads.learn_stream`); here is what is theirs.
+The stream is that of every learner (`heads.learn_stream`); these are helpers that only FiLM needs.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from meml_jax.trajectories import Trajectory, pad
 from meml_jax.types import Array, Batch, Params
 
 CACHE_BYTES = 8 * 2**20  # of a CPU, what runs that are vectorised may fill
+MOST_RUNS = 50
 HEADS = ("sgd", "sgd_reservoir", "prototype")
 
 
@@ -262,12 +263,14 @@ def _prototype_outcomes(
 
 
 def runs_that_fit(bytes_of_run: int, *, rows: int = 1) -> int:
-    """Count the runs to vectorise: as many as a CPU's cache holds, many on an accelerator.
+    """Count the runs to vectorise, at most 50: what a CPU's cache, an accelerator's memory holds.
 
     A small network's step costs more to launch than to compute, so runs share the launch; the
     weights and Adam moments of a big one come from the cache only while few runs are under way.
     Steps on several `rows` run one by one on a CPU, whose batched matmuls are slow.
     """
-    if jax.default_backend() != "cpu":
-        return 50
-    return 1 if rows > 1 else max(1, min(50, CACHE_BYTES // bytes_of_run))
+    if jax.default_backend() == "cpu":
+        return 1 if rows > 1 else max(1, min(MOST_RUNS, CACHE_BYTES // bytes_of_run))
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+    # A quarter of the memory, as what is computed from a run's inputs is a few times as large.
+    return max(1, min(MOST_RUNS, memory // (4 * bytes_of_run))) if memory else MOST_RUNS

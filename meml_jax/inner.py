@@ -21,7 +21,7 @@ from meml_jax.types import Array, Batch, Params
 
 
 class InnerInfo(NamedTuple):
-    """What one may want to look at.
+    """Diagnostics of the inner loop.
 
     Attributes:
       loss: float [T], cross-entropy before each step.

@@ -6,8 +6,9 @@ A method is a row of `LEARNERS`. Adding one means adding a row; no trainer is co
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import optax
 
@@ -43,7 +44,7 @@ class Phase:
     pool: Pooling = "none"
 
     def __post_init__(self) -> None:
-        """Refuse a name that would be taken for another; UserError."""
+        """Raise UserError for an unknown `rows` or `pool`."""
         for name, known in (("rows", get_args(Rows)), ("pool", get_args(Pooling))):
             if getattr(self, name) not in known:
                 raise UserError(f"Phase {name}={getattr(self, name)!r}, expected one of {known}")
@@ -78,7 +79,7 @@ class Learner:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a row that has nothing to do, or is none; UserError."""
+        """Raise UserError for a row without fast roles or phases."""
         tuples = isinstance(self.fast, tuple) and isinstance(self.phases, tuple)
         if not tuples or not all(isinstance(phase, Phase) for phase in self.phases):
             raise UserError(
@@ -133,11 +134,21 @@ _OURS = dict(LEARNERS)
 def identity(name: str) -> str:
     """Name a learner in fingerprints: ours by name, any other row by what it says too.
 
-    A row of ours is the one in this file, so an edit of it here is not noticed: a row that is to
-    say something else gets a name of its own.
+    What it says includes the source of its functions, as far as Python finds it. A row of ours is
+    the one in this file, so an edit of it here is not noticed: a row that is to say something else
+    gets a name of its own.
     """
     row = get_learner(name)
-    return name if _OURS.get(name) == row else f"{name} {row!r}"
+    if _OURS.get(name) == row:
+        return name
+    return " ".join([name, repr(row), _source(row.extra_roles), _source(row.optimizer)])
+
+
+def _source(function: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):  # typed into an interpreter; an object with `__call__`
+        return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def get_learner(name: str) -> Learner:

@@ -15,8 +15,8 @@ from meml_jax import heads
 from meml_jax.config import TestConfig
 from meml_jax.heads import HEADS
 from meml_jax.networks import Network
-from meml_jax.trajectories import Pool, draw_trajectories, most_classes
-from meml_jax.types import Array, Params, Split, UserError
+from meml_jax.trajectories import Pool, Trajectory, draw_trajectories, most_classes
+from meml_jax.types import Array, Params, Split, TaskTable, UserError
 
 # Test images a batch in the released code, whose accuracy is a mean of batch means.
 RELEASED_BATCH = 32
@@ -101,15 +101,28 @@ def summarise(accuracies: np.ndarray, *, num_classes: int) -> dict:
 
 def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: int) -> dict:
     """Evaluate nearest class means on `num_classes` classes: one point of the accuracy curve."""
-    trajectories = draw_trajectories(
-        jax.random.fold_in(key, 0), pool, config, num_classes=num_classes, count=config.runs
-    )
+    drawn = prototype_trajectories(key, pool.table, config, num_classes=num_classes)
+    return judge_prototypes(pool.features, drawn, config, num_classes=num_classes)
+
+
+def prototype_trajectories(
+    key: Array, table: TaskTable, config: TestConfig, *, num_classes: int
+) -> Trajectory:
+    """Draw the trajectories of a point of nearest class means, as many as there are runs."""
+    key = jax.random.fold_in(key, 0)
+    return draw_trajectories(key, table, config, num_classes=num_classes, count=config.runs)
+
+
+def judge_prototypes(
+    features: Array, trajectories: Trajectory, config: TestConfig, *, num_classes: int
+) -> dict:
+    """Evaluate nearest class means of features [N, D] on trajectories, positions in them."""
     longest = most_classes(config, num_classes)
     # A run gathers the features of its stream and of its test images.
     images = longest * (config.shots + config.queries)
-    bytes_of_run = images * pool.features[0].nbytes
+    bytes_of_run = images * features[0].nbytes
     outcome = heads.prototype_outcomes(
-        pool.features,
+        features,
         trajectories,
         num_classes=num_classes,
         runs_at_once=heads.runs_that_fit(bytes_of_run),
@@ -160,7 +173,7 @@ def sgd_point(
     test, validation = _equally_long(test, validation)
     test_key, search_key, run_key, start_key = (jax.random.fold_in(key, i) for i in range(4))
     trajectories = draw_trajectories(
-        test_key, test, config, num_classes=num_classes, count=config.runs
+        test_key, test.table, config, num_classes=num_classes, count=config.runs
     )
     run_stream = functools.partial(
         heads.sgd_outcomes,
@@ -181,7 +194,7 @@ def sgd_point(
     else:
         pool, available = validation, validation.table.size.shape[0]
         drawn = draw_trajectories(
-            search_key, pool, config, num_classes=min(num_classes, available), count=searches
+            search_key, pool.table, config, num_classes=min(num_classes, available), count=searches
         )
     every = jax.tree.map(lambda x: np.tile(x, (len(rates), 1)), drawn)
     keys = jnp.tile(jax.random.split(start_key, searches), len(rates))

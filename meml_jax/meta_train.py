@@ -14,11 +14,13 @@ from jax import lax
 
 from meml_jax import losses, outer_products, pooling, rehearsal
 from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax.encoding import to_float
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.learners import Learner
 from meml_jax.networks import Network, reset_class_rows
 from meml_jax.samplers import Sampler
 from meml_jax.types import Array, Batch, Metrics, Params, Task, TaskTable, TrainState, UserError
+from meml_jax.updates import apply_gradients, repeat
 
 METRICS = ("loss", "accuracy", "inner_loss", "active", "logit_spread")
 
@@ -54,11 +56,6 @@ def init_state(
     params = network.init(key)
     coreset = None if coreset_size is None else rehearsal.init_coreset(coreset_size)
     return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), coreset)
-
-
-def to_float(images: Array) -> Array:
-    """Bring uint8 images [..., H, W, C] to float32 in [0, 1]."""
-    return images.astype(jnp.float32) / 255
 
 
 def gather_images(images: Array, task: Task) -> Task:
@@ -163,46 +160,9 @@ def meta_grad(params: Params, tasks: Task, **settings) -> tuple[Params, Metrics]
     return jax.grad(functools.partial(meta_loss, **settings), has_aux=True)(params, tasks)
 
 
-def apply_meta_grad(
-    state: TrainState, grads: Params, tx: optax.GradientTransformation
-) -> TrainState:
-    """Take the outer step phi <- phi - tx(grad), eq. (4)."""
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    return dataclasses.replace(state, step=state.step + 1, params=params, opt_state=opt_state)
-
-
 def step_keys(key: Array, step: Array) -> Array:
     """Keys [5] of a step: clusters, new class rows, tasks, views of images, coreset."""
     return jax.random.split(jax.random.fold_in(key, step), 5)
-
-
-def repeat(
-    step: Callable[..., tuple[TrainState, Metrics]], names: tuple[str, ...], *, steps_per_call: int
-) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Turn one step into up to `steps_per_call` steps of one compiled call.
-
-    Args:
-      step: (state, *data) -> (state, Metrics []).
-      names: of the metrics.
-      steps_per_call: static.
-
-    Returns:
-      train_call(state, num_steps int32 [], *data) -> (state, Metrics [steps_per_call]), 0 past
-      `num_steps`.
-    """
-
-    def train_call(state: TrainState, num_steps: Array, *data: Any) -> tuple[TrainState, Metrics]:
-        def body(i, carry):
-            state, history = carry
-            state, metrics = step(state, *data)
-            return state, jax.tree.map(lambda h, m: h.at[i].set(m), history, metrics)
-
-        history = {name: jnp.zeros((steps_per_call,), jnp.float32) for name in names}
-        # A loop with a traced bound: the last, shorter call runs the same program.
-        return lax.fori_loop(0, num_steps, body, (state, history))
-
-    return train_call
 
 
 def make_positions(
@@ -261,10 +221,10 @@ def make_train_call(
     pooling.check(inner, learner)
     tx = outer_optimizer(outer)
 
-    def grad_in_bucket(crop, params, tasks, images, view_key):
+    def grad_in_bucket(trim, params, tasks, images, view_key):
         return meta_grad(
             params,
-            sampler.prepare(view_key, gather_images(images, crop(tasks))),
+            sampler.prepare(view_key, gather_images(images, trim(tasks))),
             network=network,
             learner=learner,
             inner=inner,
@@ -272,7 +232,7 @@ def make_train_call(
             ways=sampler.ways,
         )
 
-    branches = [functools.partial(grad_in_bucket, crop) for crop in sampler.crops]
+    branches = [functools.partial(grad_in_bucket, trim) for trim in sampler.trims]
 
     def step(state: TrainState, images: Array, table: TaskTable, weights: Array, key: Array):
         cluster_key, reset_key, task_key, view_key, coreset_key = step_keys(key, state.step)
@@ -288,6 +248,6 @@ def make_train_call(
             )
         grads, metrics = lax.switch(bucket, branches, params, tasks, images, view_key)
         state = dataclasses.replace(state, params=params, reservoir=coreset)
-        return apply_meta_grad(state, grads, tx), metrics
+        return apply_gradients(state, grads, tx), metrics  # eq. (4)
 
     return repeat(step, METRICS, steps_per_call=steps_per_call)

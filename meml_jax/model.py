@@ -21,12 +21,12 @@ from meml_jax import (
 )
 from meml_jax.config import Config, OuterConfig
 from meml_jax.embeddings import contrastive
+from meml_jax.fingerprints import fingerprint
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner, identity
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
-from meml_jax.workdir import fingerprint
 
 INIT_VERSION = 2  # of what `train.init=embedding` starts from: at the scale of a fresh FEN
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,9 +93,9 @@ def make_network(
       UserError: images too small for six convolutions, an unknown `attention_feature` or
         `compute_dtype`. A fast role that the network does not have is found by its `init`.
 
-    Differs from the paper: nothing with `attention_feature='relu'` and `cln_relu=True`. The
-    released code pools and classifies the pre-activation where there is attention, and has no ReLU
-    in the CLN.
+    Differs from the paper: it says neither widths nor strides, which are the released code's; that
+    pools and classifies the pre-activation where there is attention, and has no ReLU in the CLN
+    (`attention_feature='preactivation'`, `cln_relu=False`).
     """
     check_image_size(image_shape)
     activations: dict[str, Callable[[Array], Array]] = {
@@ -163,6 +164,7 @@ def make_network(
     )
 
 
+@functools.cache  # a new one would be compiled anew
 def after_stem(network: Network) -> Network:
     """Make the network whose features are what `stem` gives, and whose CLN is all that follows.
 

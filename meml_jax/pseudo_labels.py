@@ -14,9 +14,10 @@ import numpy as np
 from meml_jax import balance, clustering, devices, embeddings, metrics, tasks
 from meml_jax.config import Config
 from meml_jax.files import write_json, write_npz
+from meml_jax.fingerprints import fingerprint
 from meml_jax.keys import key_for
 from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
-from meml_jax.workdir import fingerprint, load_product, needs_embedding
+from meml_jax.workdir import load_product, needs_embedding
 
 
 @devices.first_alone

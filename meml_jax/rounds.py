@@ -20,12 +20,13 @@ import numpy as np
 from meml_jax import clustering, devices, embeddings, encoding, pseudo_labels, stages
 from meml_jax.config import Config
 from meml_jax.embeddings import contrastive
+from meml_jax.encoding import to_float
 from meml_jax.files import write_npz
+from meml_jax.fingerprints import fingerprint
 from meml_jax.layers import FEN, STRIDES
-from meml_jax.meta_train import to_float
 from meml_jax.model import Model, make_model, restore_params
 from meml_jax.types import Array, Dataset, Params, Report, UserError
-from meml_jax.workdir import fingerprint, load_product
+from meml_jax.workdir import load_product
 
 SCALE_IMAGES = 500
 

@@ -34,7 +34,7 @@ class Sampler(NamedTuple):
 
     Attributes:
       draw: (cluster key, task key, table, weights float32 [C]) -> Drawn.
-      crops: one function a padded size, from the tasks drawn to those of that size.
+      trims: one function a padded size, from the tasks drawn to those of that size.
       prepare: (key, tasks of images) -> those that are trained on.
       ways: classes in a support set.
       coreset_batch: rows of S_coreset that take the place of S_query, None without rehearsal.
@@ -42,7 +42,7 @@ class Sampler(NamedTuple):
     """
 
     draw: Callable[[Array, Array, TaskTable, Array], Drawn]
-    crops: tuple[Callable[[Task], Task], ...]
+    trims: tuple[Callable[[Task], Task], ...]
     prepare: Callable[[Array, Task], Task]
     ways: int
     coreset_batch: int | None
@@ -73,13 +73,13 @@ def cluster_sampler(spec: task_spec.TaskSpec, bounds: np.ndarray, *, meta_batch:
         tasks = jax.vmap(sample, in_axes=(0, None, 0, 0))(keys, table, clusters, weights[clusters])
         return Drawn(tasks, clusters, bucket)
 
-    def crop(bound: int) -> Callable[[Task], Task]:
-        one = functools.partial(tasks_lib.crop_task, spec=spec, bound=largest, cropped=bound)
+    def trim(bound: int) -> Callable[[Task], Task]:
+        one = functools.partial(tasks_lib.trim_padding, spec=spec, bound=largest, trimmed=bound)
         return jax.vmap(one)
 
     return Sampler(
         draw,
-        crops=tuple(crop(int(bound)) for bound in bounds),
+        trims=tuple(trim(int(bound)) for bound in bounds),
         prepare=as_they_are if spec.refill is None else balance.refill,
         ways=1,
         coreset_batch=spec.coreset_batch,

@@ -24,7 +24,7 @@ def save(path: Path, state: State, owner: Mapping[str, Any]) -> None:
     Args:
       path: file to create or replace.
       state: its labels are strings, numbers, bools, None, or tuples of these.
-      owner: JSON values that who restores it must have too.
+      owner: JSON values that the restoring classifier must match.
 
     Raises:
       UserError: a label of another type.

@@ -18,10 +18,11 @@ from meml_jax import embeddings, learners, rounds
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import load_npz, lock, read_json, writing
+from meml_jax.fingerprints import fingerprint
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
 from meml_jax.types import UserError
-from meml_jax.workdir import TRAINING, fingerprint, needs_embedding, training_fields
+from meml_jax.workdir import TRAINING, needs_embedding, training_fields
 
 FILES = {
     "embed": ("embedding", "embedding.json", "embeddings.npz"),

@@ -34,11 +34,11 @@ from meml_jax import (
 )
 from meml_jax.config import Config
 from meml_jax.files import write_atomic, write_json
+from meml_jax.fingerprints import fingerprint
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
 from meml_jax.model import Model, fresh_state, restore_params, train_call
 from meml_jax.types import Clusters, Dataset, Params, Report, TrainState
-from meml_jax.workdir import fingerprint
 
 STAGES = ("embed", "cluster", "train", "test", "report")
 

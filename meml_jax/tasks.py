@@ -160,12 +160,12 @@ def sample_task(
     return Task(own_half(0), query, weight)
 
 
-def crop_task(task: Task, *, spec: TaskSpec, bound: int, cropped: int) -> Task:
-    """Drop the padding of a task sampled for `bound` down to that of `cropped` used images.
+def trim_padding(task: Task, *, spec: TaskSpec, bound: int, trimmed: int) -> Task:
+    """Drop the padding of a task sampled for `bound` down to that of `trimmed` used images.
 
     A coreset in the place of S_query has no padding of that kind and stays.
     """
-    support, own = padded_counts(spec, cropped)
+    support, own = padded_counts(spec, trimmed)
     _, whole_own = padded_counts(spec, bound)
     query = task.query
     if spec.coreset_batch is None:

@@ -13,11 +13,11 @@ import numpy as np
 from meml_jax import checkpoints, curves, meta_train
 from meml_jax.config import Config
 from meml_jax.files import require_npz
+from meml_jax.fingerprints import fingerprint
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import Network
 from meml_jax.settings import from_dict
 from meml_jax.types import Params, UserError
-from meml_jax.workdir import fingerprint
 
 
 def read_config(workdir: Path) -> Config:

@@ -115,9 +115,9 @@ def most_classes(config: TestConfig, num_classes: int) -> int:
 
 
 def draw_trajectories(
-    key: Array, pool: Pool, config: TestConfig, *, num_classes: int, count: int
+    key: Array, table: TaskTable, config: TestConfig, *, num_classes: int, count: int
 ) -> Trajectory:
-    """Draw `count` trajectories of a pool; the released protocol draws one for all runs.
+    """Draw `count` trajectories of a pool's classes; the released protocol draws one for all runs.
 
     The longest of a run's trajectories is drawn, of which shorter ones are the beginning, so that
     one program draws all of them.
@@ -128,15 +128,15 @@ def draw_trajectories(
     keys = jax.random.split(key, count)
     if config.protocol == "released":
         keys = jnp.repeat(keys[:1], count)
-    available = pool.table.size.shape[0]
+    available = table.size.shape[0]
     longest = min(most_classes(config, num_classes), available)
     drawn = _draw_trajectories(
         keys,
-        pool.table,
+        table,
         num_classes=longest,
         shots=config.shots,
         queries=config.queries,
-        largest=int(pool.table.size.max()),
+        largest=int(table.size.max()),
     )
     return jax.tree.map(lambda x: np.asarray(x)[:, : x.shape[1] // longest * num_classes], drawn)
 

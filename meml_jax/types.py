@@ -24,6 +24,9 @@ Encode = Callable[[np.ndarray], np.ndarray]
 Report = Callable[[str], None]
 """Prints a line."""
 
+OnProgress = Callable[[int, int], None]
+"""Told (done, total) while something long goes on."""
+
 Info = dict[str, Any]
 """Numbers by name, that say what an embedding is."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -40,27 +39,6 @@ def training_fields(config: Config) -> tuple[str, ...]:
     """
     unused = () if needs_embedding(config) else ("embedding", "clustering")
     return tuple(name for name in TRAINING if name not in unused)
-
-
-def fingerprint(*parts: Any) -> str:
-    """Digest of JSON-able values, settings and arrays.
-
-    Only settings that differ from their default count, so a later version's new field, off by
-    default, does not make what exists look foreign. The default of an old field must therefore
-    never change: what was made with the old value would pass for made with the new one.
-    """
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, np.ndarray):
-            return hashlib.sha256(np.ascontiguousarray(value).data).hexdigest()
-        if dataclasses.is_dataclass(value):
-            fields = dataclasses.fields(value)
-            values = {f.name: getattr(value, f.name) for f in fields}
-            return {f.name: values[f.name] for f in fields if values[f.name] != f.default}
-        return value
-
-    text = json.dumps([plain(part) for part in parts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

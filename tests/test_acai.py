@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax import checkpoints, convolution, training
+from meml_jax import checkpoints, chunks, convolution, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
 from meml_jax.embeddings import acai, autoencoder, fitting
@@ -215,9 +215,9 @@ def test_a_step_has_the_settings_and_alpha_up_to_a_half(glyphs, monkeypatch):
 
 
 def test_the_encoder_knows_neither_order_nor_number(glyphs, monkeypatch):
-    monkeypatch.setattr(fitting, "CHUNK", 5)
+    monkeypatch.setattr(chunks, "size", lambda: 5)
     model = autoencoder.make_model(settings(), SHAPE)
-    encode = fitting.in_chunks(
+    encode = fitting.chunked_encoder(
         lambda p, x: model.encode(p, autoencoder.prepare(x, 1)).reshape(len(x), -1),
         jax.jit(model.init)(jax.random.key(0)),
     )

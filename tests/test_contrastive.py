@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax import checkpoints, training
+from meml_jax import checkpoints, chunks, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
 from meml_jax.embeddings import contrastive, fitting, get_embedding
@@ -93,7 +93,7 @@ def test_training_finds_the_classes_of_unlabelled_drawings(glyphs, trained):
 
     init_key = jax.random.split(jax.random.key(0))[0]
     state = contrastive.init_state(init_key, (28, 28, 1), config)
-    random = fitting.in_chunks(
+    random = fitting.chunked_encoder(
         lambda p, x: contrastive.features(p, x / 255.0, config), state.params
     )
     encode, info = fit(images, config, trained[0])
@@ -110,7 +110,8 @@ def test_encode_is_invariant_to_order_and_chunks(glyphs, monkeypatch):
     params = contrastive.init_state(jax.random.key(1), (28, 28, 1), config).params
 
     def encoder():
-        return fitting.in_chunks(lambda p, x: contrastive.features(p, x / 255.0, config), params)
+        encode = lambda p, x: contrastive.features(p, x / 255.0, config)  # noqa: E731
+        return fitting.chunked_encoder(encode, params)
 
     encode = encoder()
     whole = encode(images)
@@ -118,7 +119,7 @@ def test_encode_is_invariant_to_order_and_chunks(glyphs, monkeypatch):
     np.testing.assert_array_equal(encode(images[order]), whole[order])
     pieces = np.concatenate([encode(images[:1]), encode(images[1:40]), encode(images[40:])])
     np.testing.assert_array_equal(pieces, whole)
-    monkeypatch.setattr(fitting, "CHUNK", 7)
+    monkeypatch.setattr(chunks, "size", lambda: 7)
     np.testing.assert_allclose(encoder()(images), whole, atol=1e-5)
 
 

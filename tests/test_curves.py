@@ -24,7 +24,7 @@ def changed(name, **fields):
     return curves.depends_on(name, new) != curves.depends_on(name, SETTINGS)
 
 
-@pytest.mark.parametrize("name", curves.NAMES)
+@pytest.mark.parametrize("name", curves.VERSIONS)
 def test_points_depend_on_what_draws_the_streams_and_not_on_other_curves(name):
     for fields in ({"runs": 9}, {"shots": 9}, {"queries": 9}, {"protocol": "released"}):
         assert changed(name, **fields)
@@ -34,14 +34,14 @@ def test_points_depend_on_what_draws_the_streams_and_not_on_other_curves(name):
 
 
 def test_points_of_the_sgd_head_depend_on_its_search():
-    for name in curves.NAMES:
+    for name in curves.VERSIONS:
         sgd = name in ("sgd", "sgd_reservoir")
         for fields in ({"learning_rates": (0.1,)}, {"trajectories": 9}, {"iid": False}):
             assert changed(name, **fields) == sgd
         assert changed(name, reservoir_size=9) == (name == "sgd_reservoir")
 
 
-def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_path):
+def test_points_of_other_fingerprints_are_made_anew_and_all_are_kept(tmp_path):
     calls, lines = [], []
 
     def evaluator(name):
@@ -78,6 +78,8 @@ def test_points_of_other_fingerprints_are_made_anew_and_the_rest_is_kept(tmp_pat
     assert run({"one": "a", "two": "c"}, (2, 4)) == []
     assert run({"one": "b"}, (2,)) == [("one", 2)]
     assert run({"one": "b", "two": "e"}, (2,)) == [("two", 2)]
+    # Settings that come back find their points.
+    assert run({"one": "a", "two": "b"}, (2, 4)) == run({"two": "c"}, (2, 4)) == []
     (tmp_path / "points.json").write_text("[]")
     assert run({"one": "a"}, (2,)) == [("one", 2)]
 

@@ -99,6 +99,10 @@ def test_a_row_that_says_something_else_is_another_training(learners):
     assert [identity(name) == old for name, old in zip(names, before, strict=True)] == [
         True, False, True,
     ]  # fmt: skip
+    LEARNERS["meml_learned_rate"] = dataclasses.replace(
+        LEARNERS["meml_learned_rate"], optimizer=lambda lr, params: optax.adam(lr)
+    )
+    assert identity("meml_learned_rate") != before[2]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import programs
 import pytest
 import tiny
 
-from meml_jax import episodes, few_shot, inner, meta_train, paper, report, tasks
+from meml_jax import encoding, episodes, few_shot, inner, meta_train, paper, report, tasks
 from meml_jax.config import Config, InnerConfig, OuterConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.settings import override
@@ -277,7 +277,7 @@ def test_training_on_episodes_teaches_to_adapt(name):
     spec = episodes.make_spec(held.size, ways=tiny.CLASSES, shots=1, queries=5)
 
     def accuracy(params):
-        inputs = net.stem(params, meta_train.to_float(jnp.asarray(images[30 * each :])))
+        inputs = net.stem(params, encoding.to_float(jnp.asarray(images[30 * each :])))
         return float(few_shot.adapted_accuracies(
             params, inputs, jax.tree.map(jnp.asarray, held),
             jax.random.split(jax.random.key(2), 100), spec=spec, network=net, learner=learner,

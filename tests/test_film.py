@@ -14,7 +14,7 @@ import pytest
 import tiny
 from jax import lax
 
-from meml_jax import continual, film, heads, losses, meta_train
+from meml_jax import continual, film, heads, losses, meta_train, updates
 from meml_jax.config import InnerConfig, OuterConfig
 from meml_jax.inner import adapt
 from meml_jax.layers import CONTEXT_SIZE, STRIDES
@@ -194,7 +194,7 @@ def test_the_context_alone_may_be_fast():
             params, tasks, network=net, learner=learner, inner=InnerConfig(), outer=outer, ways=1
         )
         state = TrainState(jnp.int32(0), params, tx.init(params))
-        return adapted, meta_train.apply_meta_grad(state, grads, tx).params, support.inputs
+        return adapted, updates.apply_gradients(state, grads, tx).params, support.inputs
 
     adapted, trained, stems = run(params, tasks)
     tiny.assert_same(adapted["film"], params["film"])

@@ -206,26 +206,29 @@ def mean(trees):
     return jax.tree.map(lambda *x: np.mean(x, axis=0), *trees)
 
 
-def test_one_maml_step_by_hand():
-    """All rows at once, through the encoder (one tanh layer), in numpy."""
+def test_maml_by_hand():
+    """All rows at once, through the encoder (one tanh layer), in numpy, in each of two steps."""
     net = tiny.network("maml", cln_relu=False)
     params = tiny.parameters(net)
     support = tiny.first(tiny.tasks()).support
-    label = jnp.array([0, 3, 3, 1])
-    adapted, info = run("maml", Batch(support.inputs, label, support.mask), params, net, ways=3)
-
-    cln, fen = as_numpy(params["cln"]), as_numpy(params["fen"])
-    rows = []
-    for image, y in zip(np.asarray(support.inputs), np.asarray(label), strict=True):
-        p = np.tanh(image.ravel() @ fen["kernel"] + fen["bias"])
-        loss, cln_grads, d_features = cln_gradients(cln, np.maximum(p, 0), y)
-        d_inside = d_features * (p > 0) * (1 - p**2)
-        fen_grads = {"kernel": np.outer(image.ravel(), d_inside), "bias": d_inside}
-        rows.append({"loss": loss, "cln": cln_grads, "fen": fen_grads})
-    found = mean(rows)
-    np.testing.assert_allclose(info.loss, [found["loss"]], rtol=1e-5)
-    tiny.assert_close(as_numpy(adapted["cln"]), descend(cln, found["cln"]), 1e-5)
-    tiny.assert_close(as_numpy(adapted["fen"]), descend(fen, found["fen"]), 1e-5)
+    support = dataclasses.replace(support, label=jnp.array([0, 3, 3, 1]))
+    cln, fen, losses = as_numpy(params["cln"]), as_numpy(params["fen"]), []
+    for steps in (1, 2):
+        rows = []
+        for image, y in zip(np.asarray(support.inputs), np.asarray(support.label), strict=True):
+            p = np.tanh(image.ravel() @ fen["kernel"] + fen["bias"])
+            loss, cln_grads, d_features = cln_gradients(cln, np.maximum(p, 0), y)
+            d_inside = d_features * (p > 0) * (1 - p**2)
+            fen_grads = {"kernel": np.outer(image.ravel(), d_inside), "bias": d_inside}
+            rows.append({"loss": loss, "cln": cln_grads, "fen": fen_grads})
+        found = mean(rows)
+        losses.append(found["loss"])
+        cln, fen = descend(cln, found["cln"]), descend(fen, found["fen"])
+        options = InnerConfig(steps=steps)
+        adapted, info = run("maml", support, params, net, ways=3, options=options)
+        np.testing.assert_allclose(info.loss, losses, rtol=1e-5)
+        tiny.assert_close(as_numpy(adapted["cln"]), cln, 1e-5)
+        tiny.assert_close(as_numpy(adapted["fen"]), fen, 1e-5)
 
 
 def test_maml_on_the_head_by_hand():

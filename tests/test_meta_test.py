@@ -232,9 +232,24 @@ def test_learning_a_stream_is_adam(replayed, x64):
         np.testing.assert_allclose(learned["cln"][layer][name], value, rtol=1e-6, atol=1e-9)
 
 
+def test_runs_share_what_memory_there_is(monkeypatch):
+    class Device:
+        def memory_stats(self):
+            return memory
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    for memory, runs in (({"bytes_limit": 80}, 2), ({"bytes_limit": 8}, 1), (None, 50)):
+        assert heads.runs_that_fit(10) == heads.runs_that_fit(10, rows=11) == runs
+    memory = {"bytes_limit": 10**6}
+    assert heads.runs_that_fit(10) == heads.MOST_RUNS
+
+
 def test_shorter_streams_are_the_beginning_of_the_longest():
     pool = make_pool()
-    draw_all = functools.partial(trajectories.draw_trajectories, jax.random.key(0), pool, count=3)
+    draw_all = functools.partial(
+        trajectories.draw_trajectories, jax.random.key(0), pool.table, count=3
+    )
     short = draw_all(settings(num_classes=(2, 5)), num_classes=2)
     whole = draw_all(settings(num_classes=(2, 5)), num_classes=5)
     assert short.stream.shape == (3, 2 * SHOTS) and short.test.shape == (3, 2 * QUERIES)
@@ -414,7 +429,7 @@ def test_what_a_point_says_of_stream_and_order_is_by_hand(params, network):
     test, config = make_pool(seed=1, noise=2.0), settings()
     point = sgd_point(params, network, test, make_pool(seed=2), config)
     keys = [jax.random.fold_in(jax.random.key(0), i) for i in range(3)]
-    drawn = trajectories.draw_trajectories(keys[0], test, config, num_classes=WAYS, count=3)
+    drawn = trajectories.draw_trajectories(keys[0], test.table, config, num_classes=WAYS, count=3)
     ordered, shuffled = (
         heads.sgd_outcomes(
             params,

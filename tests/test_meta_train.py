@@ -10,7 +10,7 @@ import pytest
 import tiny
 from jax.extend.core import jaxprs_in_params
 
-from meml_jax import clustering, losses, meta_train, task_spec, tasks
+from meml_jax import clustering, losses, meta_train, task_spec, tasks, updates
 from meml_jax.config import (
     ClusteringConfig,
     DataConfig,
@@ -145,7 +145,7 @@ def test_theta_may_have_a_rate_of_its_own():
         tx = meta_train.outer_optimizer(OuterConfig(**fields))
         state = meta_train.TrainState(jnp.int32(0), params, tx.init(params))
         for _ in range(2):
-            state = meta_train.apply_meta_grad(state, gradient, tx=tx)
+            state = updates.apply_gradients(state, gradient, tx=tx)
         return state.params
 
     both, slow, fast = after(lr=0.01, fen_lr=0.001), after(lr=0.001), after(lr=0.01)

@@ -19,7 +19,7 @@ import optax
 import pytest
 from make_reference import condense, initial_parameters, shapes
 
-from meml_jax import heads, losses, meta_test, meta_train
+from meml_jax import heads, losses, meta_test, meta_train, updates
 from meml_jax.config import InnerConfig, NetworkConfig, OuterConfig
 from meml_jax.inner import adapt, pooled_logits
 from meml_jax.learners import LEARNERS
@@ -234,7 +234,7 @@ def _step(state, tasks, *, network, learner):
         "alpha": alpha,
         "grads": grads,
         "clipped": optax.clip(OuterConfig.clip).update(grads, optax.EmptyState())[0],
-        "state": meta_train.apply_meta_grad(state, grads, OUTER),
+        "state": updates.apply_gradients(state, grads, OUTER),
     }
 
 

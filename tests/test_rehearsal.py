@@ -13,7 +13,17 @@ import pytest
 import scipy.stats
 from tiny import IMAGE, assert_close, assert_same, learner_of, network
 
-from meml_jax import checkpoints, feed, meta_train, metrics, rehearsal, task_spec, tasks, training
+from meml_jax import (
+    checkpoints,
+    feed,
+    meta_train,
+    metrics,
+    rehearsal,
+    task_spec,
+    tasks,
+    training,
+    updates,
+)
 from meml_jax.config import InnerConfig, OuterConfig, TasksConfig, TrainConfig
 from meml_jax.networks import reset_class_rows
 from meml_jax.samplers import cluster_sampler
@@ -193,7 +203,7 @@ def test_the_query_of_a_step_is_all_that_was_seen_before():
             outer=OUTER, ways=1,
         )  # fmt: skip
         start = dataclasses.replace(before, params=params, reservoir=after.reservoir)
-        return meta_train.apply_meta_grad(start, grads, meta_train.outer_optimizer(OUTER)), info
+        return updates.apply_gradients(start, grads, meta_train.outer_optimizer(OUTER)), info
 
     expected, info = by_hand(before, *data)
     np.testing.assert_allclose(history["loss"][0], info["loss"], rtol=1e-5)

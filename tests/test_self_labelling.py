@@ -11,11 +11,11 @@ import programs
 import pytest
 import tiny
 
-from meml_jax import checkpoints, clustering
+from meml_jax import checkpoints, chunks, clustering
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data import augment
 from meml_jax.data import glyphs as glyphs_data
-from meml_jax.embeddings import EMBEDDINGS, alexnet, fitting, self_labelling
+from meml_jax.embeddings import EMBEDDINGS, alexnet, self_labelling
 from meml_jax.embeddings.alexnet import AlexNet, max_pool, sobel
 from meml_jax.types import TaskTable, UserError
 
@@ -245,7 +245,7 @@ def test_features_of_training_do_depend_on_companions(images, trained):
 @pytest.mark.parametrize("count", [1, 60])
 def test_features_of_all_images_are_those_of_each(images, trained, monkeypatch, count):
     params = saved(trained("deepcluster")[0], settings()).params
-    monkeypatch.setattr(fitting, "CHUNK", 25)  # 60 are three chunks, the last one overlaps
+    monkeypatch.setattr(chunks, "size", lambda: 25)  # 60 are three chunks, the last one overlaps
     x = jnp.asarray(images[:count])
     one_by_one, together = (
         jax.jit(functools.partial(f, channels=settings().channels))(params, x)

@@ -213,7 +213,7 @@ def test_bounds_waste_least(num_buckets):
 def test_cropping_drops_padding_only(size, cropped):
     table, _, spec, bound = make((size, 40, 40))
     task = jax.tree.map(lambda x: x[0], draw(table, spec, bound, [0]))
-    small = tasks.crop_task(task, spec=spec, bound=bound, cropped=cropped)
+    small = tasks.trim_padding(task, spec=spec, bound=bound, trimmed=cropped)
     for name in ("support", "query"):
         whole, part = getattr(task, name), getattr(small, name)
         np.testing.assert_array_equal(

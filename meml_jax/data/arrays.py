@@ -13,8 +13,7 @@ import numpy as np
 from PIL import Image
 
 from meml_jax.data import listing, readers
-from meml_jax.data.readers import Progress
-from meml_jax.types import UserError
+from meml_jax.types import OnProgress, UserError
 
 # What a pickle of numpy arrays needs beside lists, dicts, numbers and strings, in all versions.
 _ADMITTED = {
@@ -57,7 +56,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def fit_rows(
-    x: np.ndarray, *, image_size: int, channels: int, progress: Progress | None = None
+    x: np.ndarray, *, image_size: int, channels: int, progress: OnProgress | None = None
 ) -> np.ndarray:
     """Bring images uint8 [N, H, W, 1 or 3] to [N, S, S, C] as image files are (`readers.fit`)."""
     if x.shape[1:] == (image_size, image_size, channels):

@@ -10,15 +10,14 @@ import numpy as np
 
 from meml_jax.config import DataConfig
 from meml_jax.data import arrays, download, listing, sources
-from meml_jax.data.listing import ImageFile, Report
-from meml_jax.data.readers import Progress
+from meml_jax.data.listing import ImageFile
 from meml_jax.data.splits import PART_NAMES, Tables
-from meml_jax.types import Split, UserError
+from meml_jax.types import OnProgress, Report, Split, UserError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz"
 
 
-def cifar100(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def cifar100(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """CIFAR-100, its train and test images together, so that the classes are split at random."""
     root = sources.place(config)
     if (found := _files(root, report=report)) is None and not sources.has_images(root):
@@ -50,7 +49,7 @@ def _files(root: Path, *, report: Report) -> dict[str, Path] | None:
 
 
 def _arrays(
-    found: Mapping[str, Path], config: DataConfig, *, report: Report, progress: Progress | None
+    found: Mapping[str, Path], config: DataConfig, *, report: Report, progress: OnProgress | None
 ) -> Split:
     """Read the official files, pickled or binary; ids are PART/CLASS/ROW in both."""
     pixels: list[np.ndarray] = []

@@ -34,8 +34,6 @@ from meml_jax.data import (
     sizes,
     sources,
 )
-from meml_jax.data.listing import Report
-from meml_jax.data.readers import Progress
 from meml_jax.data.splits import (
     Tables,
     check,
@@ -47,7 +45,7 @@ from meml_jax.data.splits import (
     table,
 )
 from meml_jax.settings import did_you_mean
-from meml_jax.types import Dataset, Split, UserError
+from meml_jax.types import Dataset, OnProgress, Report, Split, UserError
 
 # Classes, images, and images of the smallest class of the published sets; what has fewer is
 # reported as a part of the set.
@@ -77,7 +75,7 @@ def load(
     *,
     test: TestDataConfig | None = None,
     report: Report = print,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Dataset:
     """Load the data set that `config.name` names, check its parts and report their sizes.
 
@@ -126,7 +124,7 @@ def load(
 
 
 def _load_tables(
-    config: DataConfig, *, report: Report, progress: Progress | None
+    config: DataConfig, *, report: Report, progress: OnProgress | None
 ) -> tuple[DataConfig, Tables]:
     """Load one data set: (settings with the size that was chosen, what its loader gives).
 
@@ -161,7 +159,7 @@ def _check_disjoint(config: DataConfig, parts: Mapping[str, Split]) -> None:
 
 
 def _load_other(
-    config: DataConfig, test: TestDataConfig, *, report: Report, progress: Progress | None
+    config: DataConfig, test: TestDataConfig, *, report: Report, progress: OnProgress | None
 ) -> tuple[Split, str, str]:
     """Load all classes of another set, 2 or more, as a test part: (part, digest, note)."""
     assert test.name is not None
@@ -237,7 +235,7 @@ register("omniglot")(omniglot.omniglot)
 
 
 @register("glyphs")
-def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def _glyphs(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """Generated characters; always the same ones, `split_seed` deals them out like Omniglot's."""
     arguments = {
         "num_classes": config.num_classes,
@@ -267,7 +265,7 @@ def _glyphs(config: DataConfig, *, report: Report, progress: Progress | None) ->
 
 
 @register("folder")
-def _folder(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def _folder(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """One's own images, see `folder_layout`; ids are paths below `data.dir`."""
     root = sources.root(config)
     files = listing.list_images(root, report=report)
@@ -279,7 +277,7 @@ def _folder(config: DataConfig, *, report: Report, progress: Progress | None) ->
 
 
 @register("npz")
-def _npz(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def _npz(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """One npz with X, Y, Z, or `train.npz`, `test.npz` and perhaps `validation.npz`.
 
     With files for the parts, Y may be missing in train.npz, and equal labels in two files are

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meml_jax.types import UserError
+from meml_jax.types import Report, UserError
 
 SUFFIXES = (".png .jpg .jpeg .bmp .gif .tif .tiff .webp .pbm .pgm .ppm").split()
-Report = Callable[[str], None]
 
 
 class ImageFile(NamedTuple):

@@ -9,16 +9,14 @@ import numpy as np
 
 from meml_jax.config import DataConfig
 from meml_jax.data import download, listing, sources
-from meml_jax.data.listing import Report
-from meml_jax.data.readers import Progress
 from meml_jax.data.splits import Tables, parts_of, shuffled, table
-from meml_jax.types import UserError
+from meml_jax.types import OnProgress, Report, UserError
 
 URL = "https://github.com/brendenlake/omniglot/raw/master/python/"
 ARCHIVES = {"images_background": 964, "images_evaluation": 659}  # characters, of 20 images each
 
 
-def omniglot(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def omniglot(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """Omniglot from its two archives or unpacked folders, ink 255 on 0."""
     root = sources.place(config)
     missing = [n for n in ARCHIVES if not (root / n).is_dir() and not (root / f"{n}.zip").is_file()]

@@ -20,20 +20,19 @@ from pathlib import Path, PurePosixPath
 
 from meml_jax.config import DataConfig
 from meml_jax.data import arrays, download, listing, sources
-from meml_jax.data.listing import ImageFile, Report
-from meml_jax.data.readers import Progress
+from meml_jax.data.listing import ImageFile
 from meml_jax.data.splits import (
     PART_NAMES,
     Tables,
     folder_layout,
     partition,
 )
-from meml_jax.types import Split, UserError
+from meml_jax.types import OnProgress, Report, Split, UserError
 
 CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1"
 
 
-def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def mini_imagenet(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """Mini-ImageNet with the classes of each part as the files say; ids are PART/CLASS/FILE."""
     root = sources.root(config)
     if pickles := _by_part(root, "mini-imagenet-cache-*.pkl"):
@@ -59,7 +58,7 @@ def mini_imagenet(config: DataConfig, *, report: Report, progress: Progress | No
     return tables
 
 
-def slimagenet64(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def slimagenet64(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """SlimageNet64: 800 classes for meta-training, 200 for meta-test.
 
     Differs from the paper: it does not say which classes, nor where the learning rate is chosen.
@@ -79,7 +78,7 @@ def slimagenet64(config: DataConfig, *, report: Report, progress: Progress | Non
     return partition(tables["all"], validation, test, config.split_seed)
 
 
-def cub(config: DataConfig, *, report: Report, progress: Progress | None) -> Tables:
+def cub(config: DataConfig, *, report: Report, progress: OnProgress | None) -> Tables:
     """CUB-200-2011, to be split at random; ids are NNN.CLASS/FILE."""
     root = sources.place(config)
     if not sources.has_images(root):
@@ -190,7 +189,7 @@ def _matches(
 
 
 def _cached_pickle(
-    path: Path, part: str, config: DataConfig, *, report: Report, progress: Progress | None
+    path: Path, part: str, config: DataConfig, *, report: Report, progress: OnProgress | None
 ) -> Split:
     """Read one of the cached pickles: {image_data: uint8 [N, 84, 84, 3], class_dict: {..}}."""
     report(f"mini_imagenet: reads {path.name}")

@@ -16,15 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from meml_jax.data.listing import ImageFile, Report, first_few, looks_like, open_files
-from meml_jax.types import UserError
+from meml_jax.data.listing import ImageFile, first_few, looks_like, open_files
+from meml_jax.types import OnProgress, Report, UserError
 
 VERSION = 1  # of what an image becomes; a change re-makes all caches
 # On Omniglot at 28x28 the nearest class mean of raw pixels (10/50/100/200 test characters, 15 + 5
 # images, 50 draws) is right in 73.0/53.6/45.4/37.7 % with LANCZOS and 72.7/53.1/44.9/37.3 % with
 # BOX; photographs that are enlarged need LANCZOS.
 FILTER = Image.Resampling.LANCZOS
-Progress = Callable[[int, int], None]
 _CHUNK = 64  # images a thread takes at once: enough to hide the cost of handing them out
 
 
@@ -35,7 +34,7 @@ def read_images(
     channels: int,
     skip_bad: bool = False,
     report: Report = print,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Decode images with all processor cores; Pillow works outside of Python's global lock.
 
@@ -79,7 +78,7 @@ def read_images(
     return images[kept], kept
 
 
-def for_each(do: Callable[[int], None], count: int, *, progress: Progress | None = None) -> None:
+def for_each(do: Callable[[int], None], count: int, *, progress: OnProgress | None = None) -> None:
     """Call `do(i)` for i in 0..count-1 with all processor cores.
 
     An exception, that of Ctrl-C too, is raised as soon as the calls that have begun are

@@ -14,8 +14,8 @@ from PIL import Image
 
 from meml_jax.config import DataConfig
 from meml_jax.data import listing, readers, sources
-from meml_jax.data.listing import ImageFile, Report
-from meml_jax.types import UserError
+from meml_jax.data.listing import ImageFile
+from meml_jax.types import Report, UserError
 
 PUBLISHED = {
     "glyphs": (28, 1),

@@ -11,11 +11,10 @@ import PIL
 
 from meml_jax.config import DataConfig
 from meml_jax.data import arrays, cache, listing, readers
-from meml_jax.data.listing import ImageFile, Report
-from meml_jax.data.readers import Progress
+from meml_jax.data.listing import ImageFile
 from meml_jax.data.splits import PART_NAMES, first_of_each, table
 from meml_jax.files import expand_home
-from meml_jax.types import Split, UserError
+from meml_jax.types import OnProgress, Report, Split, UserError
 
 Layout = Mapping[str, Mapping[str, str]]
 """{part: {id: class}}; the class is empty where the images of a part are unlabelled."""
@@ -83,7 +82,7 @@ def place(config: DataConfig) -> Path:
 
 
 def decode(
-    files: Sequence[ImageFile], config: DataConfig, *, report: Report, progress: Progress | None
+    files: Sequence[ImageFile], config: DataConfig, *, report: Report, progress: OnProgress | None
 ) -> tuple[np.ndarray, list[ImageFile]]:
     """Return the images and the files they come from, by way of the cache."""
     files = list(files)
@@ -113,7 +112,7 @@ def decode_layout(
     config: DataConfig,
     *,
     report: Report,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> dict[str, Split]:
     """Decode the images of a layout, one table a part; files outside of it are not read.
 
@@ -181,7 +180,7 @@ def array_table(
     *,
     stamps: list[str],
     report: Report,
-    progress: Progress | None,
+    progress: OnProgress | None,
 ) -> Split:
     """Fit images to the size, by way of the cache where their size changes: one table."""
     kept = first_of_each(classes.items(), config.max_per_class)
@@ -196,7 +195,7 @@ def array_table(
 
 
 def class_folders(
-    files: list[ImageFile], config: DataConfig, *, report: Report, progress: Progress | None
+    files: list[ImageFile], config: DataConfig, *, report: Report, progress: OnProgress | None
 ) -> Split:
     """Decode images whose class is the folder they are in."""
     classes = {file.id: file.id.split("/")[-2] for file in files if "/" in file.id}

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from meml_jax.config import DataConfig
-from meml_jax.data.listing import Report
-from meml_jax.types import Split, UserError
+from meml_jax.types import Report, Split, UserError
 
 Tables = dict[str, Split]
 """Images by part: `train`, `test` and perhaps `validation`; or `all`, not split yet."""

@@ -23,8 +23,8 @@ from jax import lax
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
 from meml_jax.embeddings.autoencoder import Model, around, make_model, prepare
-from meml_jax.meta_train import apply_meta_grad, repeat
 from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState, UserError
+from meml_jax.updates import apply_gradients, repeat
 
 TRAINED_BY = (
     "dim", "width", "depth", "critic_mix", "critic_weight", "steps", "batch_size", "learning_rate",
@@ -119,7 +119,7 @@ def make_train_call(
         alpha = jax.random.uniform(alpha_key, (config.batch_size,), maxval=0.5)
         batch = prepare(images[chosen], config.depth)
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, batch, alpha)
-        return apply_meta_grad(state, grads, tx), metrics
+        return apply_gradients(state, grads, tx), metrics
 
     return repeat(step, METRICS, steps_per_call=fitting.STEPS_PER_CALL)
 
@@ -191,7 +191,7 @@ def fit(
     def encode(params: Params, images: Array) -> Array:
         return model.encode(params, prepare(images, config.depth)).reshape(len(images), -1)
 
-    return fitting.in_chunks(encode, params), info
+    return fitting.chunked_encoder(encode, params), info
 
 
 def load(folder: Path, image_shape: tuple[int, int, int], config: EmbeddingConfig) -> Params:

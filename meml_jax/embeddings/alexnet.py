@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from meml_jax.embeddings import fitting
+from meml_jax import chunks
+from meml_jax.encoding import to_float
 from meml_jax.layers import Conv
-from meml_jax.meta_train import to_float
 from meml_jax.types import Array, Params
 
 # (width as a share of `channels`, kernel, stride, whether a max pooling follows): AlexNet with 5x5
@@ -112,13 +112,13 @@ def features(params: Params, images: Array, channels: int) -> Array:
 
 
 def all_features(params: Params, images: Array, channels: int) -> Array:
-    """Compute `features` of any number of images, `fitting.CHUNK` at a time."""
-    size = min(fitting.CHUNK, len(images))
-    chunks = -(-len(images) // size)
+    """Compute `features` of any number of images, `chunks.size` at a time."""
+    size = min(chunks.size(), len(images))
+    count = -(-len(images) // size)
 
     def body(i: Array, out: Array) -> Array:
         start = jnp.minimum(i * size, len(images) - size)  # the last chunk overlaps the one before
         part = features(params, lax.dynamic_slice_in_dim(images, start, size), channels)
         return lax.dynamic_update_slice_in_dim(out, part, start, axis=0)
 
-    return lax.fori_loop(0, chunks, body, jnp.zeros((len(images), DENSE * channels)))
+    return lax.fori_loop(0, count, body, jnp.zeros((len(images), DENSE * channels)))

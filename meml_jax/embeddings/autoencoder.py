@@ -12,8 +12,8 @@ from flax import linen as nn
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.convolution import conv2d
+from meml_jax.encoding import to_float
 from meml_jax.layers import Conv
-from meml_jax.meta_train import to_float
 from meml_jax.types import Array, Params, UserError
 
 SLOPE = 0.2  # of the leaky ReLU below 0

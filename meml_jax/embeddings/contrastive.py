@@ -20,10 +20,11 @@ from meml_jax.config import EmbeddingConfig
 from meml_jax.data.augment import get_views
 from meml_jax.embeddings import fitting
 from meml_jax.embeddings.components import normalize
+from meml_jax.encoding import to_float
 from meml_jax.layers import FEN
-from meml_jax.meta_train import apply_meta_grad, repeat, to_float
 from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Encode, Info, Metrics, Params, TrainState, UserError
+from meml_jax.updates import apply_gradients, repeat
 
 PROJECTION = 128  # width of the projection head, and of what it returns
 MIN_TEMPERATURE = 1e-3  # cosines over less than it overflow what they are compared with
@@ -106,7 +107,7 @@ def make_train_call(config: EmbeddingConfig) -> Callable[..., tuple[TrainState, 
         batch = to_float(images[chosen])
         pairs = views(view_key, jnp.concatenate([batch, batch]))
         grads, metrics = jax.grad(loss_fn, has_aux=True)(state.params, pairs)
-        return apply_meta_grad(state, grads, tx), metrics
+        return apply_gradients(state, grads, tx), metrics
 
     return repeat(step, ("loss", "accuracy"), steps_per_call=fitting.STEPS_PER_CALL)
 
@@ -178,5 +179,5 @@ def fit(
         checkpoint_dir=checkpoint_dir,
         report=report,
     )
-    encode = fitting.in_chunks(lambda p, x: features(p, to_float(x), config), params)
+    encode = fitting.chunked_encoder(lambda p, x: features(p, to_float(x), config), params)
     return encode, info

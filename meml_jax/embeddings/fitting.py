@@ -16,11 +16,10 @@ import optax
 
 from meml_jax import checkpoints, chunks, metrics, training
 from meml_jax.config import Config, EmbeddingConfig, TrainConfig
+from meml_jax.fingerprints import fingerprint
 from meml_jax.types import Array, Info, Params, TrainState, UserError
-from meml_jax.workdir import fingerprint
 
 STEPS_PER_CALL = 10  # in one compiled call; a stop is heeded after it
-CHUNK = 250  # images encoded at a time
 
 
 def check(config: EmbeddingConfig, images: np.ndarray, *, positive: tuple[str, ...] = ()) -> None:
@@ -140,7 +139,7 @@ def restore(folder: Path, fresh_state: Callable[[], TrainState]) -> Params:
         return checkpoints.restore(manager, jax.eval_shape(fresh_state))[0].params
 
 
-def in_chunks(
+def chunked_encoder(
     encode: Callable[[Params, Array], Array], params: Params
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Turn (params, images [N, H, W, C]) -> [N, D] into an encoder of any number of images.
@@ -150,7 +149,7 @@ def in_chunks(
     compiled = jax.jit(encode)
 
     def encode_all(images: np.ndarray) -> np.ndarray:
-        rows = chunks.in_chunks(functools.partial(compiled, params), images, CHUNK)
+        rows = chunks.in_chunks(functools.partial(compiled, params), images, chunks.size())
         return np.concatenate([np.asarray(row) for row in rows])
 
     return encode_all

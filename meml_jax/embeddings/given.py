@@ -8,8 +8,8 @@ import numpy as np
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.files import expand_home, load_npz
+from meml_jax.fingerprints import fingerprint
 from meml_jax.types import Dataset, Split, UserError
-from meml_jax.workdir import fingerprint
 
 
 def check(config: EmbeddingConfig) -> None:

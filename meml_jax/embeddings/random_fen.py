@@ -13,8 +13,8 @@ from flax import linen as nn
 
 from meml_jax.config import EmbeddingConfig
 from meml_jax.embeddings import fitting
+from meml_jax.encoding import to_float
 from meml_jax.layers import FEN
-from meml_jax.meta_train import to_float
 from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Encode, Info, Params, UserError
 
@@ -60,4 +60,4 @@ def fit(
 
     dim = jax.eval_shape(encode, params, images[:1]).shape[1]
     info: Info = {"dim": int(dim)}
-    return fitting.in_chunks(encode, params), info
+    return fitting.chunked_encoder(encode, params), info

@@ -22,9 +22,10 @@ from meml_jax.data.augment import get_views
 from meml_jax.embeddings import alexnet, deepcluster, fitting, sela
 from meml_jax.embeddings.alexnet import DENSE, AlexNet
 from meml_jax.embeddings.components import fit_whitening, normalize, whiten
-from meml_jax.meta_train import repeat, to_float
+from meml_jax.encoding import to_float
 from meml_jax.networks import check_image_size
 from meml_jax.types import Array, Encode, Info, Metrics, Params, TaskTable, TrainState, UserError
+from meml_jax.updates import repeat
 
 
 class Rule(NamedTuple):
@@ -290,7 +291,7 @@ def fit(
 
     network = {role: params[role] for role in ("network", "batch_stats")}
     encoder = network | {"whitening": whitening_of(network, images)}
-    encode = fitting.in_chunks(
+    encode = fitting.chunked_encoder(
         lambda p, x: normalize(whiten(p["whitening"], alexnet.features(p, x, config.channels))),
         encoder,
     )
