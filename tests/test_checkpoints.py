@@ -109,14 +109,24 @@ def test_mismatch_names_the_parameter(tmp_path, template, message):
             checkpoints.restore(manager, template)
 
 
-def test_a_stop_while_reading_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
-    def stop(*_, **__):
-        raise training.Interrupted(15, "stopped")
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (training.Interrupted(15, "stopped"), "stopped"),
+        (MemoryError("too large"), "^too large"),
+        (PermissionError("not yours"), "not yours\\); make it readable"),
+        (OSError("stale"), "stale\\); if that comes again, move this folder away"),
+    ],
+)
+def test_only_a_damaged_file_is_called_damaged(tmp_path, monkeypatch, error, message):
+    def fail(*_, **__):
+        raise error
 
     with checkpoints.open_checkpoints(tmp_path) as manager:
         checkpoints.save(manager, make_state(1), {})
-        monkeypatch.setattr(manager, "restore", stop)
-        with pytest.raises(training.Interrupted, match="stopped"):
+        monkeypatch.setattr(manager, "restore", fail)
+        kind = type(error) if not isinstance(error, OSError) else UserError
+        with pytest.raises(kind, match=message):
             checkpoints.restore(manager, make_state())
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -232,17 +233,14 @@ def test_learning_a_stream_is_adam(replayed, x64):
         np.testing.assert_allclose(learned["cln"][layer][name], value, rtol=1e-6, atol=1e-9)
 
 
-def test_runs_share_what_memory_there_is(monkeypatch):
-    class Device:
-        def memory_stats(self):
-            return memory
-
+@pytest.mark.parametrize(
+    ("memory", "runs"), [({"bytes_limit": 80}, 2), ({"bytes_limit": 8}, 1), (None, 50), ({}, 50)]
+)
+def test_runs_share_what_memory_there_is(monkeypatch, memory, runs):
+    device = types.SimpleNamespace(memory_stats=lambda: memory)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-    for memory, runs in (({"bytes_limit": 80}, 2), ({"bytes_limit": 8}, 1), (None, 50)):
-        assert heads.runs_that_fit(10) == heads.runs_that_fit(10, rows=11) == runs
-    memory = {"bytes_limit": 10**6}
-    assert heads.runs_that_fit(10) == heads.MOST_RUNS
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    assert heads.runs_that_fit(10) == heads.runs_that_fit(10, rows=11) == runs
 
 
 def test_shorter_streams_are_the_beginning_of_the_longest():
