@@ -52,7 +52,7 @@ from meml_jax.files import write_atomic, write_json
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 
-PARTS = ("peak", "steps", "breakdown", "memory", "stream", "growth", "kmeans", "compile")
+PARTS = ("peak", "steps", "breakdown", "memory", "stream", "encode", "growth", "kmeans", "compile")
 COMPARED = ("ms", "cpu_ms", "temp_mb", "seconds", "compile_seconds", "gflops")
 TITLES = {
     "peak": "Peak of the machine",
@@ -60,6 +60,7 @@ TITLES = {
     "breakdown": "Parts of a meta-step, each by itself",
     "memory": "Memory of a meta-gradient at cluster size 20",
     "stream": "Meta-test: a step of one run's stream; the protocol's minutes are extrapolated",
+    "encode": "Frozen features: an image, by how many are encoded at a time",
     "growth": "A small network's meta-step as things grow",
     "kmeans": "Cluster stage",
     "compile": "Compilation, and a process from its start to ten meta-steps",

@@ -33,6 +33,7 @@ class Sizes:
       stream: classes and outputs of a meta-test; outputs of the larger head.
       small: channels, hidden and outputs of the network on which growth is measured.
       rows: embeddings that k-means is timed on.
+      encoded: images whose features are timed.
     """
 
     channels: int = 256
@@ -43,9 +44,10 @@ class Sizes:
     stream: tuple[int, int, int] = (20, 200, 423)
     small: tuple[int, int, int] = (32, 256, 200)
     rows: int = 20_000
+    encoded: int = 50
 
 
-SMALL = Sizes(4, 16, (12, 12), ((10,), (20,)), 64, (4, 5, 6), (4, 16, 12), 200)
+SMALL = Sizes(4, 16, (12, 12), ((10,), (20,)), 64, (4, 5, 6), (4, 16, 12), 200, 8)
 """Shows that the program works; the figures mean nothing."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from benchmark_cases import Sizes, make_problem, steps_case
 from benchmark_timing import Case, Rounds, Time, interleave
 
-from meml_jax import clustering, meta_test
+from meml_jax import chunks, clustering, encoding, meta_test
 from meml_jax.config import ClusteringConfig, NetworkConfig, TasksConfig, TestConfig
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import make_network
@@ -174,6 +174,26 @@ def stream(sizes: Sizes, rounds: Rounds) -> list[Row]:
     ]
 
 
+def encode(sizes: Sizes, rounds: Rounds) -> list[Row]:
+    """Measure frozen features by how many images are encoded at a time: per image."""
+    config, learner = NetworkConfig(channels=sizes.channels, hidden=sizes.hidden), LEARNERS["meml"]
+    rows: list[Row] = []
+    for net, image in ((OMNIGLOT, (28, 28, 1)), (MINI_IMAGENET, (84, 84, 3))):
+        network = make_network(config, learner, image_shape=image, num_classes=2)
+        params = jax.jit(network.init)(jax.random.key(0))
+        images = np.random.default_rng(0).integers(0, 256, (sizes.encoded, *image), np.uint8)
+        cases = {
+            f"{net}, {chunk} at a time": Case(
+                functools.partial(encoding.encode, params, images, network=network, chunk=chunk),
+                sizes.encoded,
+            )
+            for chunk in sorted({1, min(chunks.size(), sizes.encoded), sizes.encoded})
+        }
+        found = interleave(cases, dataclasses.replace(rounds, seconds=rounds.seconds / 3))
+        rows += [{"name": name, "ms": t.ms, "cpu_ms": t.cpu_ms} for name, t in found.items()]
+    return rows
+
+
 def growth(sizes: Sizes, rounds: Rounds) -> list[Row]:
     """Measure how a meta-step of a small network grows with each thing that can grow."""
     channels, hidden, outputs = sizes.small
@@ -253,6 +273,7 @@ PARTS: dict[str, Callable[[Sizes, Rounds], Sequence[Row]]] = {
     "breakdown": breakdown,
     "memory": benchmark_memory.memory,
     "stream": stream,
+    "encode": encode,
     "growth": growth,
     "kmeans": kmeans,
     "start": start,

@@ -26,8 +26,9 @@ from meml_jax.environment import keep_compiled
 
 keep_compiled(cache.folder(None), report=print)
 # Tests spend their time on compiling what then runs for a moment. It holds in this process alone:
-# programs that tests start are compiled as for a user.
-jax.config.update("jax_disable_most_optimizations", True)
+# programs that tests start are compiled as for a user. With MEML_JAX_TEST_OPTIMIZED=1 all are.
+if os.environ.get("MEML_JAX_TEST_OPTIMIZED") != "1":
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture
