@@ -28,7 +28,7 @@ def encode(
     another.
     """
     encode_chunk = functools.partial(_encode_chunk, params, network=network)
-    return jnp.concatenate(chunks.in_chunks(encode_chunk, images, chunk or chunks.size()))
+    return jnp.asarray(chunks.in_chunks(encode_chunk, images, chunk or chunks.size()))
 
 
 def frozen_features(params: Params, images: np.ndarray, source: str, *, network: Network) -> Array:

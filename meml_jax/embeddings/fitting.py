@@ -149,7 +149,6 @@ def chunked_encoder(
     compiled = jax.jit(encode)
 
     def encode_all(images: np.ndarray) -> np.ndarray:
-        rows = chunks.in_chunks(functools.partial(compiled, params), images, chunks.size())
-        return np.concatenate([np.asarray(row) for row in rows])
+        return chunks.in_chunks(functools.partial(compiled, params), images, chunks.size())
 
     return encode_all
