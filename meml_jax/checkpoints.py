@@ -73,7 +73,10 @@ def open_checkpoints(
     )
     # Named handlers let shapes be read before anything is restored.
     handlers: Any = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
-    manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+    try:
+        manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
+    except (OSError, ValueError) as error:  # a step's metrics, which it reads, are damaged
+        raise _unreadable(path, error) from error
     if not read_only:
         _tidy(path)
     return manager
@@ -181,16 +184,22 @@ def restore(
         restored = manager.restore(step, args=ocp.args.Composite(state=arrays, meta=meta))
     except (UserError, MemoryError):
         raise
-    except PermissionError as error:
-        reason = f"cannot read the checkpoint {folder} ({_reason(error)}); make it readable"
-        raise UserError(reason) from error
     except Exception as error:  # Orbax and its storage raise many kinds for a damaged file
-        raise UserError(
-            f"cannot read the checkpoint {folder} ({_reason(error)}); if that comes again, move "
-            "this folder away to go on from the one before it"
-        ) from error
+        raise _unreadable(folder, error) from error
     leaves = [_place(restored.state[name], like) for name, like in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(template), leaves), dict(restored.meta)
+
+
+def _unreadable(folder: Any, error: Exception) -> UserError:
+    """Say what to do about a checkpoint, or a folder of them, that cannot be read."""
+    said = f"cannot read the checkpoint {folder} ({_reason(error)}); "
+    places = [Path(folder), *sorted(Path(folder).rglob("*"))]
+    closed = next((place for place in places if not os.access(place, os.R_OK)), None)
+    if closed is not None or isinstance(error, PermissionError):
+        return UserError(f"{said}make {closed or folder} readable")
+    return UserError(
+        f"{said}if that comes again, move that step's folder away to go on from the one before it"
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -62,6 +62,8 @@ class ContinualClassifier:
     def __repr__(self) -> str:
         """Say what it is in a line; the weights would fill pages."""
         what = f"learner={self.config.learner!r}, head={self.head!r}, capacity={self.capacity}"
+        if self.learning_rate is not None:
+            what += f", learning_rate={self.learning_rate:g}"
         return f"ContinualClassifier({what})"
 
     @classmethod
@@ -133,8 +135,8 @@ class ContinualClassifier:
 
     def init(self, seed: int = 0) -> State:
         """Start without classes; `seed` draws the sgd heads' output layer and their rehearsal."""
-        if not 0 <= seed < 2**32:
-            raise UserError(f"seed={seed}, expected 0 to {2**32 - 1}")
+        if not isinstance(seed, numbers.Integral) or not 0 <= seed < 2**32:
+            raise UserError(f"seed={seed!r}, expected a whole number, 0 to {2**32 - 1}")
         state = online.init(
             self.params,
             network=self.network,

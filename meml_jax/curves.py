@@ -148,6 +148,14 @@ def _rate(point: dict[str, Any]) -> str:
     return said
 
 
+def _is_point(value: Any) -> bool:
+    """Tell whether a value of a JSON file is a point, as far as a damaged one is not."""
+    if not isinstance(value, dict):
+        return False
+    numbers = [value.get(name) for name in ("accuracy", "ci95", "seconds")]
+    return all(isinstance(number, float | int) and np.isfinite(number) for number in numbers)
+
+
 def _where(at: Any) -> str:
     return f"{at} classes" if isinstance(at, int) else "{} ways {} shots".format(*at)
 
@@ -175,12 +183,13 @@ def evaluate(
       returns.
     """
     stored = read_json(path)
-    points: dict[str, Any] = stored if isinstance(stored, dict) else {}  # none, or a damaged file
+    every_point = stored.items() if isinstance(stored, dict) else ()  # none, or a damaged file
+    points: dict[str, Any] = {key: point for key, point in every_point if _is_point(point)}
     made = {"commit": environment.commit(), "device": environment.device_name()}
     every = {f"{name}/{n}": (name, n) for name in evaluators for n in at}
     keys = {name: f"{name} {fingerprint(name)}" for name in evaluators}
     places = {title: f"{keys[name]}/{n}" for title, (name, n) in every.items()}
-    todo = [title for title in every if not isinstance(points.get(places[title]), dict)]
+    todo = [title for title in every if places[title] not in points]
     if len(todo) < len(every):
         say(f"test: reuses {len(every) - len(todo)} finished points of {path}")
     for done, title in enumerate(todo, start=1):

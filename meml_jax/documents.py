@@ -63,13 +63,10 @@ def locked(path: Path) -> Iterator[None]:
 def write_block(path: Path, name: str, text: str) -> None:
     """Put a block into a document, a file that need not exist, as `insert` does.
 
-    It stays the file that a link leads to, with the permissions and line ends it has.
+    It stays the file that a link leads to, with the permissions it has.
     """
     text, place = _inserted(path, name, text), path.resolve()
-    there = place.exists()
-    if there and b"\r\n" in place.read_bytes():
-        text = text.replace("\n", "\r\n")
-    mode = place.stat().st_mode if there else None
+    mode = place.stat().st_mode if place.exists() else None
     write_atomic(place, text)
     if mode is not None:
         place.chmod(mode)
@@ -77,7 +74,7 @@ def write_block(path: Path, name: str, text: str) -> None:
 
 def _inserted(path: Path, name: str, text: str) -> str:
     try:
-        document = path.read_text(encoding="utf-8") if path.exists() else ""
+        document = path.read_bytes().decode() if path.exists() else ""  # line ends as they are
         return insert(document, name, text)
     except (OSError, UnicodeDecodeError, UserError) as error:
         raise UserError(f"{path}: {error}; mend it or name another document") from None
@@ -91,14 +88,19 @@ def _marks(name: str) -> tuple[str, str]:
 def insert(document: str, name: str, text: str) -> str:
     """Put a block into a document, in the place of the block of that name, else at its end.
 
+    It gets the line ends that most of the document has; what is outside stays as it is.
+
     Raises:
       UserError: the block's beginning or end is missing, or there twice.
     """
     begin, end = _marks(name)
     block = f"{begin}\n\n{text.strip()}\n\n{end}"
+    line_end = "\r\n" if 2 * document.count("\r\n") > document.count("\n") else "\n"
+    block = block.replace("\n", line_end)
     found = (document.count(begin), document.count(end))
     if found == (0, 0):
-        return f"{document.rstrip()}\n\n{block}\n" if document.strip() else f"{block}\n"
+        before = f"{document.rstrip()}{2 * line_end}" if document.strip() else ""
+        return before + block + line_end
     if found != (1, 1) or document.index(begin) > document.index(end):
         raise UserError(f"expected one `{begin}` and after it one `{end}` in the document")
     before, rest = document.split(begin)

@@ -70,7 +70,8 @@ def accuracy_curve(
         x = np.array(sorted(chance))
         # One point alone is no line, and a dot would hide behind another curve's marker.
         dot: Any = {"marker": "."} if len(x) > 1 else {"marker": "_", "ms": 18, "mew": 1.8}
-        lines += ax.plot(x, [chance[n] for n in x], ":", color=GRAY, label="chance", **dot)
+        look = {"color": GRAY, "label": "chance", "zorder": 5}  # seen where a head is at chance
+        lines += ax.plot(x, [chance[n] for n in x], ":", **look, **dot)
         counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
         ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
         ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
@@ -179,8 +180,9 @@ def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str], *, i
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
         figure.suptitle(
-            "mean of the channels after each convolution, dark 0, bright the column's highest;\n"
-            + images,
+            "mean of the channels after each convolution, dark 0, bright the column's highest"
+            + "; 1 x 1 left out" * (len(layers) < len(rows[0].maps))
+            + f";\n{images}",
             fontsize=9,
         )
         save(figure, path)
@@ -251,8 +253,15 @@ def training_curves(
         figure = Figure(figsize=(7.6, 5.2), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
         _curve(upper, records, "train/loss", "meta-loss", COLORS[0])
-        _curve(lower, records, "train/accuracy", "query images of the task", COLORS[0], 100)
-        name = f"{validation_classes} validation classes"
+        _curve(
+            lower,
+            records,
+            "train/accuracy",
+            "adapted CLN, query images of the task",
+            COLORS[0],
+            100,
+        )
+        name = f"prototypes of {validation_classes} validation classes"
         _curve(lower, records, "validation/accuracy", name, COLORS[1], 100)
         upper.set(ylabel="meta-loss (nats)")
         lower.set(ylabel="accuracy (%)", xlabel="meta-step", ylim=(-3, 103))

@@ -192,7 +192,7 @@ def read_json(path: Path) -> Any:
     """Return the value of a JSON file, or None where it is missing or broken."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

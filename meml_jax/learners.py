@@ -6,7 +6,11 @@ A method is a row of `LEARNERS`. Adding one means adding a row; no trainer is co
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
+import tokenize
+import types
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
@@ -27,6 +31,26 @@ def sgd(lr: float | Array, params: Params) -> optax.GradientTransformation:
 def no_roles(params: Params) -> Params:
     """Add no roles to those of the network."""
     return {}
+
+
+@functools.cache  # a file may be edited while what was read of it runs
+def _said(function: Callable[..., Any]) -> str:
+    """Write down a function: its source, or its code where that is not found, and its values."""
+    if isinstance(function, functools.partial):
+        names = sorted(function.keywords)
+        parts = [function.func, *function.args, *names, *map(function.keywords.get, names)]
+    else:
+        parts = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
+        parts += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        try:
+            parts.append(inspect.getsource(function))
+        except (OSError, TypeError, SyntaxError, tokenize.TokenError):
+            code = getattr(function, "__code__", None)
+            what = (code.co_code, code.co_consts) if code else (type(function), vars(function))
+            parts.append(what)
+    kinds = (types.FunctionType, functools.partial)
+    said = (_said(part) if isinstance(part, kinds) else repr(part) for part in parts)
+    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(said))  # of a place in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +115,8 @@ class Learner:
                 f"Learner fast={self.fast!r}, phases={self.phases!r}, expected roles, each once, "
                 "and phases: it adapts nothing without"
             )
+        for function in (self.extra_roles, self.optimizer):
+            _said(function)
 
     @property
     def uses_attention(self) -> bool:
@@ -134,21 +160,13 @@ _OURS = dict(LEARNERS)
 def identity(name: str) -> str:
     """Name a learner in fingerprints: ours by name, any other row by what it says too.
 
-    What it says includes the source of its functions, as far as Python finds it. A row of ours is
-    the one in this file, so an edit of it here is not noticed: a row that is to say something else
-    gets a name of its own.
+    What it says includes what its functions say. A row of ours is the one in this file, so an edit
+    of it here is not noticed: a row that is to say something else gets a name of its own.
     """
     row = get_learner(name)
     if _OURS.get(name) == row:
         return name
-    return " ".join([name, repr(row), _source(row.extra_roles), _source(row.optimizer)])
-
-
-def _source(function: Callable[..., Any]) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # typed into an interpreter; an object with `__call__`
-        return getattr(function, "__qualname__", type(function).__qualname__)
+    return " ".join([name, repr(row), _said(row.extra_roles), _said(row.optimizer)])
 
 
 def get_learner(name: str) -> Learner:

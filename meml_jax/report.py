@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from meml_jax import markdown, run_facts
+from meml_jax.curves import BASELINES, NAMES
 from meml_jax.paper import few_shot_rows, paper_rows, written
 from meml_jax.rounding import percent, plain
 
+FEWEST_STEPS = 500  # with fewer a report says so
 _CAPTIONS = {
     "embedding_neighbours": "Images at random, and those whose embeddings are nearest to theirs.",
     "embedding_map": "Images of a few classes, or of clusters where no classes are known, by what "
@@ -42,7 +44,7 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
       Markdown, ending with a newline.
     """
     parts = [
-        [f"# {_learner(results)} on {results['dataset']}"],
+        [f"# {_learner(results)} on {results['dataset']}", *_warning(results)],
         ["## Run", markdown.bullets(run_facts.facts(results))],
         _few_shot(results) if _is_few_shot(results) else _accuracy(results),
         _clustering(results.get("clustering") or {}),
@@ -50,6 +52,13 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
         ["## Figures", *(block for path in figures for block in _figure(path))] if figures else [],
     ]
     return "\n\n".join(block for part in parts for block in part) + "\n"
+
+
+def _warning(results: Mapping[str, Any]) -> list[str]:
+    steps = (results.get("meta_train") or {}).get("steps")
+    if steps is None or steps >= FEWEST_STEPS:
+        return []
+    return [f"**Only {steps} meta-steps: the program runs; nothing follows on the method.**"]
 
 
 def _accuracy(results: Mapping[str, Any]) -> list[str]:
@@ -75,7 +84,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         f"head `{test['head']}`).",
         _table(counts, rows),
         *_seeds(results, counts),
-        *_verdict(test["points"], series),
+        *_verdict(test, results.get("comparisons") or []),
     ]
     for text, key, form in (
         (
@@ -90,13 +99,19 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
             "iid_accuracy",
             percent,
         ),
-        ("Chosen learning rate of the meta-test.", "learning_rate", plain),
+        ("Chosen learning rate of the meta-test; a tie: all were as good.", "learning_rate", plain),
     ):
-        cells = [(name, [form(row.get(n, {}).get(key)) for n in counts]) for name, row in points]
+        cells = [(name, [_cell(row.get(n, {}), key, form) for n in counts]) for name, row in points]
         table = [(name, row) for name, row in cells if set(row) != {"-"}]
         if table:
             blocks += [text, _table(counts, table)]
     return blocks
+
+
+def _cell(point: Mapping[str, Any], key: str, form: Callable[[Any], str]) -> str:
+    tried = point.get("search_accuracy") or []
+    tie = key == "learning_rate" and len(tried) > 1 and len(set(tried)) == 1
+    return "tie" if tie else form(point.get(key))
 
 
 def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
@@ -146,23 +161,29 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _verdict(points: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say where the result lies against raw pixels, which need no training at all."""
+def _verdict(test: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say where each head lies against raw pixels, which need no training at all."""
     pixels = {
         point["num_classes"]: point
-        for one in series
+        for one in comparisons
         if one["head"] == "pixels"
         for point in one["points"]
     }
-    places: dict[str, list[str]] = {"above": [], "within the intervals of": [], "below": []}
-    for point in points:
-        if (other := pixels.get(point["num_classes"])) is not None:
-            gap = point["accuracy"] - other["accuracy"]
-            unsure = abs(gap) <= point["ci95"] + other["ci95"]
-            place = "within the intervals of" if unsure else "above" if gap > 0 else "below"
-            places[place].append(str(point["num_classes"]))
-    said = [f"{place} raw pixels at {', '.join(n)} classes" for place, n in places.items() if n]
-    return [f"The result is {'; '.join(said)}."] if said else []
+    said = []
+    for one in (test, *comparisons):
+        places: dict[str, list[str]] = {"above": [], "within the intervals of": [], "below": []}
+        for point in one["points"]:
+            if (other := pixels.get(point["num_classes"])) is not None:
+                gap = point["accuracy"] - other["accuracy"]
+                unsure = abs(gap) <= point["ci95"] + other["ci95"]
+                place = "within the intervals of" if unsure else "above" if gap > 0 else "below"
+                places[place].append(str(point["num_classes"]))
+        found = [
+            f"{place} raw pixels at {', '.join(n)} classes" for place, n in places.items() if n
+        ]
+        if found and one["head"] not in BASELINES:
+            said.append(f"{NAMES[one['head']]}: {'; '.join(found)}")
+    return [f"{'. '.join(said)}."] if said else []
 
 
 def _clustering(values: Mapping[str, Any]) -> list[str]:

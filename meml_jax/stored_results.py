@@ -125,6 +125,8 @@ def _look_through(results: Mapping[str, Any]) -> None:
         for point in curve["points"]:
             named = ("accuracy", "ci95", "chance", "seconds")
             _check(int | float, *(point[name] for name in named), *point["accuracies"])
+            if not all(0 <= share <= 1 for share in (point["accuracy"], *point["accuracies"])):
+                raise ValueError("an accuracy outside of 0 to 1")
             optional = ("learning_rate", "train_accuracy", "iid_accuracy")
             _check(int | float | None, *(point.get(name) for name in optional))
             _check(int, point["num_classes"], point["runs"])

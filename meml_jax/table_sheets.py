@@ -20,6 +20,7 @@ from meml_jax.comparison import (
 from meml_jax.config import Config, NetworkConfig
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
+from meml_jax.report import FEWEST_STEPS
 from meml_jax.rounding import percent, plain
 from meml_jax.settings import from_dict
 
@@ -117,6 +118,8 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
         facts.append(f"Not run: {', '.join(not_run)}.")
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
+    if 1 < max(steps, default=0) < FEWEST_STEPS:
+        facts.append("**So few steps show that the program runs, and nothing of the method.**")
     facts += row_settings.unlike(lines)
     datasets = {config_of(line).data.name for line in lines if line.results}
     longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)

@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 
 from meml_jax.config import Config
+from meml_jax.curves import NAMES
 from meml_jax.files import expand_home
 from meml_jax.settings import (
     UnfitPreset,
@@ -141,8 +142,11 @@ def load(name: str, root: Path) -> Table:
 
 def _check_types(table: Table) -> None:
     """Raise UserError where a table is not made of what `Table` and `Row` say, before any work."""
-    if not (isinstance(table.title, str) and isinstance(table.config, str)):
-        raise UserError(f"got title={table.title!r}, config={table.config!r}, expected text")
+    heads = (table.title, table.config)
+    if not all(isinstance(text, str) and text.isprintable() for text in heads):
+        raise UserError(
+            f"got title={table.title!r}, config={table.config!r}, expected text of one line"
+        )
     if not isinstance(table.rows, Mapping) or not table.rows:
         raise UserError(f"got rows={table.rows!r}, expected rows by name, one or more")
     if not isinstance(table.smoke, Mapping):
@@ -156,8 +160,14 @@ def _check_types(table: Table) -> None:
         if not isinstance(row, Row) or not (isinstance(row.lines, Mapping) and row.lines):
             raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")
         texts = (*row.lines, *row.lines.values(), row.presets, row.part, row.config, row.beside)
-        if not (isinstance(row.values, Mapping) and all(isinstance(text, str) for text in texts)):
-            raise UserError(f"got row {name!r} = {row!r}, expected text, and values by field")
+        texts_only = all(isinstance(text, str) and text.isprintable() for text in texts)
+        if not (isinstance(row.values, Mapping) and texts_only):
+            raise UserError(f"got row {name!r} = {row!r}, expected one-line text, values by field")
+        if unknown := sorted(set(row.lines) - set(NAMES)):
+            raise UserError(
+                f"got row {name!r} with the head {unknown[0]!r}, expected some of "
+                f"{', '.join(NAMES)}"
+            )
         if {"seed", "seeds"} & set(row.values):
             raise UserError(f"row {name!r} sets its seed; leave it to --seeds=0,1")
 
@@ -183,6 +193,10 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
     row = table.rows[name]
     presets = ",".join(filter(None, (choice.presets, row.presets))) or "paper"
     file = row.config or table.config
+    if not (root / file).is_file() or Path(file).suffix != ".py":
+        raise UserError(
+            f"row {name!r}: config={file!r}, expected a Python file such as those in configs/"
+        )
     module = _module(root / file)
     if not callable(getattr(module, "get_config", None)):
         raise UserError(f"{root / file}: expected a function get_config in it, as in configs/")

@@ -114,8 +114,8 @@ def test_mismatch_names_the_parameter(tmp_path, template, message):
     [
         (training.Interrupted(15, "stopped"), "stopped"),
         (MemoryError("too large"), "^too large"),
-        (PermissionError("not yours"), "not yours\\); make it readable"),
-        (OSError("stale"), "stale\\); if that comes again, move this folder away"),
+        (PermissionError("not yours"), "not yours\\); make .* readable"),
+        (OSError("stale"), "stale\\); if that comes again, move that step"),
     ],
 )
 def test_only_a_damaged_file_is_called_damaged(tmp_path, monkeypatch, error, message):
@@ -128,6 +128,15 @@ def test_only_a_damaged_file_is_called_damaged(tmp_path, monkeypatch, error, mes
         kind = type(error) if not isinstance(error, OSError) else UserError
         with pytest.raises(kind, match=message):
             checkpoints.restore(manager, make_state())
+
+
+def test_damaged_metrics_are_a_user_error_that_names_the_folder(tmp_path):
+    with checkpoints.open_checkpoints(tmp_path) as manager:
+        checkpoints.save(manager, make_state(1), {}, 0.5)
+    (tmp_path / "1" / "metrics" / "metrics").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=f"cannot read the checkpoint {tmp_path}"):
+        with checkpoints.open_checkpoints(tmp_path) as manager:
+            checkpoints.restore(manager, make_state(), "best")
 
 
 def test_damaged_file_is_a_user_error_that_names_the_folder(tmp_path):

@@ -236,7 +236,7 @@ def test_a_state_of_another_classifier_is_refused(tmp_path):
                 use(other)
     assert not any(tmp_path.iterdir())
     for seed in (-1, 2**32):
-        with pytest.raises(UserError, match=f"seed={seed}, expected 0 to"):
+        with pytest.raises(UserError, match=f"seed={seed}, expected a whole number, 0 to"):
             load().init(seed)
 
 

@@ -1,6 +1,7 @@
 """Points of the accuracy curves: which of them a change of settings makes anew."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +81,11 @@ def test_points_of_other_fingerprints_are_made_anew_and_all_are_kept(tmp_path):
     assert run({"one": "b", "two": "e"}, (2,)) == [("two", 2)]
     # Settings that come back find their points.
     assert run({"one": "a", "two": "b"}, (2, 4)) == run({"two": "c"}, (2, 4)) == []
+    path = tmp_path / "points.json"
+    for damage in ("{}", '{"accuracy": NaN, "ci95": 0, "seconds": 1}'):
+        spoilt = {key: json.loads(damage) for key in json.loads(path.read_text())}
+        path.write_text(json.dumps(spoilt))
+        assert run({"one": "a"}, (2,)) == [("one", 2)]
     (tmp_path / "points.json").write_text("[]")
     assert run({"one": "a"}, (2,)) == [("one", 2)]
 

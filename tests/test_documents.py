@@ -43,6 +43,9 @@ def test_a_document_stays_the_file_that_it_was(tmp_path):
         expected = documents.insert("# Own\n", "block", text).replace("\n", "\r\n")
         assert path.is_symlink() and place.read_bytes() == expected.encode()
     assert place.stat().st_mode & 0o777 == 0o640
+    place.write_bytes(own := b"a\r\nb\nc\rd\ne\n")
+    documents.write_block(path, "block", "1")
+    assert place.read_bytes().startswith(own + b"\n<!-- begin block (generated) -->\n")
 
 
 def test_what_is_refused_leaves_no_folder(tmp_path):

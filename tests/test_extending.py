@@ -104,6 +104,21 @@ def test_a_row_that_says_something_else_is_another_training(learners):
     )
     assert identity("meml_learned_rate") != before[2]
 
+    def told(momentum, rate=0.1):
+        def optimizer(lr, params):
+            return optax.sgd(lr, momentum)
+
+        for row in (optimizer, functools.partial(optax.sgd, momentum=rate)):
+            LEARNERS["meml_all"] = dataclasses.replace(LEARNERS["meml_all"], optimizer=row)
+            yield identity("meml_all")
+
+    # What a closure or a partial holds is part of it.
+    first, *others = (list(told(*values)) for values in ((0.1,), (0.2,), (0.1, 0.2)))
+    assert [[a == b for a, b in zip(first, one, strict=True)] for one in others] == [
+        [False, True], [True, False],
+    ]  # fmt: skip
+    assert first == list(told(0.1))
+
 
 @pytest.mark.slow
 def test_the_program_trains_the_example(tmp_path, learners):

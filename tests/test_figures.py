@@ -140,5 +140,5 @@ def test_the_axis_of_a_training_begins_at_its_start(drawn):
         low, high = lower.get_xlim()
         assert low == 0 and some[-1]["step"] < high < 1.1 * some[-1]["step"]
         assert [text.get_text() for text in lower.get_legend().get_texts()] == [
-            "7 validation classes"
+            "prototypes of 7 validation classes"
         ]

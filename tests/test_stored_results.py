@@ -28,7 +28,7 @@ def test_what_cannot_be_read_is_left_out_and_said(stored, undrawn):
     assert code == 0 and f"left out: {path} (" in out
     assert f"left out: {foreign} (unknown config field 'learned'" in out
     text = (stored / "omniglot" / "report.md").read_text()
-    assert cells(text, "MEML")[1] == "1" and cells(text, "OML")[0] == "-"
+    assert cells(text, "MEML")[1] == "1" and cells(text, "OML") is None
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_block_of_a_document(stored, undrawn):
         "# Results\n\nTyped.\n\n<!-- begin omniglot (generated) -->\n\n## Table 1"
     )
     assert cells(first, "OML")[3] == "70.0 ± 0.0, no spread (paper 74.6)"
-    assert "![Table 1: Omniglot](doc/omniglot/figures/accuracy.png)" in first
+    assert "![accuracy](doc/omniglot/figures/accuracy.png)\n\nTable 1: Omniglot\n" in first
     assert not (stored / "doc" / "omniglot" / "report.md").exists()
     assert (stored / "doc" / "omniglot" / "figures" / "accuracy.png").exists()
     assert call(*flags)[0] == 0 and path.read_text() == first
@@ -171,6 +171,14 @@ def test_results_of_no_row_are_left_out_and_said(stored, undrawn):
     code, out, _ = call("--table=omniglot", "--report_only", f"--results={stored}")
     assert code == 0 and "left out: the results of 'former', which is no row of this table" in out
     assert "former" not in (stored / "omniglot" / "report.md").read_text()
+    path, flags = stored / "doc.md", ("--report_only", f"--results={stored}")
+    assert call("--table=omniglot", *flags, f"--write_docs={path}")[0] == 0
+    before = path.read_text()
+    for row in ("oml", "oracle_oml"):
+        (stored / "omniglot" / row).rename(stored / "omniglot" / f"former_{row}")
+    shutil.rmtree(stored / "doc")
+    code, _, err = call("--table=omniglot", *flags, f"--write_docs={path}")
+    assert code == 2 and "nothing of use is stored" in err and path.read_text() == before
 
 
 def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, monkeypatch):
@@ -282,7 +290,7 @@ def test_rows_of_an_earlier_version_do_not_keep_others_from_being_done(
         code, out, err = call(*flags, f"--rows={rows}")
         assert code == 0, out + err
         assert out.count(f"left out: {kept / 'results.json'} (judged") == 1  # before the work
-        assert cells(path.read_text(), "MEML")[1] == ("-" if left else "0")
+        assert (cells(path.read_text(), "MEML") is None) == left
     assert done == [("oracle", 0), ("meml", 0)]
 
 
