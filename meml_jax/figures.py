@@ -11,14 +11,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
-from meml_jax.attention import AttendedCluster
-from meml_jax.feature_maps import MappedImage
 from meml_jax.files import write_atomic
 from meml_jax.report import series_name
 
@@ -78,113 +73,6 @@ def accuracy_curve(
         title = f"{results['dataset']}: accuracy over all classes seen, with 95 % interval"
         ax.set_title(title, loc="left")  # a long name runs on above the legend
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-        save(figure, path)
-
-
-def cluster_grid(
-    clusters: Sequence[AttendedCluster],
-    path: str | os.PathLike[str],
-    *,
-    kind: str = "cluster",
-    max_images: int = 14,
-) -> None:
-    """Draw clusters as rows of images, highest attention first, framed by their weight.
-
-    Args:
-      clusters: one a row.
-      path: PNG to write.
-      kind: what a row is, for the title.
-      max_images: of a larger cluster the highest and the lowest weights are shown.
-    """
-    columns = min(max_images, max(len(alpha) for _, alpha, _ in clusters))
-    high = columns - columns // 2  # images before the gap in a row that is cut
-    relative = np.concatenate([len(alpha) * np.asarray(alpha) for _, alpha, _ in clusters])
-    # At least a factor of 2, so that noise about equal weights does not look like a preference.
-    octaves = int(np.clip(np.ceil(np.abs(np.log2(np.maximum(relative, 1e-3))).max()), 1, 3))
-    norm, cmap = LogNorm(2.0**-octaves, 2.0**octaves, clip=True), matplotlib.colormaps["viridis"]
-    under, over = relative.min() < norm.vmin, relative.max() > norm.vmax  # these share a colour
-    extend = "both" if under and over else "min" if under else "max" if over else "neither"
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        size = (max(0.72 * columns + 2.2, 5.2), max(0.92 * len(clusters) + 0.7, 2.0))
-        figure = Figure(figsize=size, layout="constrained")
-        ax = figure.subplots()
-        for row, (images, alpha, total) in enumerate(clusters):
-            n, top = len(alpha), -1.3 * row
-            order = np.argsort(-np.asarray(alpha), kind="stable")
-            if n > columns:
-                order = np.concatenate([order[:high], order[n - columns // 2 :]])
-                ax.text(high + 0.175, top - 0.5, "...", ha="center", va="center")
-            count = f"n = {n}" if n == total else f"n = {n}\nof {total}"
-            ax.text(-0.15, top - 0.5, count, ha="right", va="center", fontsize=9)
-            for column, i in enumerate(order):
-                left = column + 0.08 + (0.35 if n > columns and column >= high else 0.0)
-                extent = (left, left + 0.84, top - 0.92, top - 0.08)
-                ax.imshow(picture(images[i]), cmap="gray", vmin=0, vmax=255, extent=extent)
-                color = cmap(norm(n * float(alpha[i])))
-                ax.add_patch(
-                    Rectangle((left, top - 0.92), 0.84, 0.84, fill=False, lw=3.5, ec=color)
-                )
-                ax.text(
-                    left + 0.42,
-                    top - 1,
-                    _weight(float(alpha[i])),
-                    ha="center",
-                    va="top",
-                    fontsize=7,
-                )
-        ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
-        ax.set_title(f"images of each {kind} by attention weight (in %)")
-        ax.axis("off")
-        look: Any = {"aspect": 25, "pad": 0.01, "extend": extend}
-        bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, **look)
-        powers = np.arange(-octaves, octaves + 1)
-        bar.ax.yaxis.set_minor_locator(NullLocator())
-        bar.ax.set_yticks(np.exp2(powers), [f"{2**p}" if p >= 0 else f"1/{2**-p}" for p in powers])
-        bar.set_label("attention weight\nrelative to 1/n")
-        save(figure, path)
-
-
-def _weight(alpha: float) -> str:
-    """Write an attention weight in % with two digits, the smallest as a bound: 34, 2.4, <0.1."""
-    share = 100 * alpha
-    return "<0.1" if share < 0.095 else f"{share:.0f}" if share >= 9.95 else f"{share:.1f}"
-
-
-def feature_maps(rows: Sequence[MappedImage], path: str | os.PathLike[str], *, images: str) -> None:
-    """Draw images beside the maps of each convolution, which has one scale for all images.
-
-    Those of one pixel, which the last convolutions leave of a small image, are left out.
-
-    Args:
-      rows: one image a row.
-      path: PNG to write.
-      images: what the images are, for the title.
-    """
-    layers = [i for i, values in enumerate(rows[0].maps) if values.size > 1]
-    columns = 1 + len(layers)
-    with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        size = (1.05 * columns + 1.4, 1.05 * len(rows) + 0.9)
-        figure = Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(len(rows), columns, squeeze=False)
-        highest = [max(float(row.maps[i].max()) for row in rows) for i in layers]
-        for (first, *others), row in zip(axes, rows, strict=True):
-            first.imshow(picture(row.image), cmap="gray", vmin=0, vmax=255)
-            first.set_ylabel(row.name, rotation=0, ha="right", va="center", fontsize=8)
-            for ax, i, top in zip(others, layers, highest, strict=True):
-                ax.imshow(row.maps[i], cmap="viridis", vmin=0, vmax=top or 1)
-        sizes = [rows[0].maps[i].shape for i in layers]
-        names = [f"conv {i + 1}\n{h} x {w}" for i, (h, w) in zip(layers, sizes, strict=True)]
-        for ax, title in zip(axes[0], ["image", *names], strict=True):
-            ax.set_title(title, fontsize=8)
-        for ax in axes.flat:
-            ax.set(xticks=[], yticks=[])
-            ax.spines[:].set_visible(False)
-        figure.suptitle(
-            "mean of the channels after each convolution, dark 0, bright the column's highest"
-            + "; 1 x 1 left out" * (len(layers) < len(rows[0].maps))
-            + f";\n{images}",
-            fontsize=9,
-        )
         save(figure, path)
 
 

@@ -41,12 +41,17 @@ def _said(function: Callable[..., Any]) -> str:
         parts = [function.func, *function.args, *names, *map(function.keywords.get, names)]
     else:
         parts = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
-        parts += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        cells = getattr(function, "__closure__", None) or ()
+        parts += [c.cell_contents for c in cells if c.cell_contents is not function]
         try:
             parts.append(inspect.getsource(function))
         except (OSError, TypeError, SyntaxError, tokenize.TokenError):
             code = getattr(function, "__code__", None)
-            what = (code.co_code, code.co_consts) if code else (type(function), vars(function))
+            what = (
+                (code.co_code, code.co_consts)
+                if code
+                else (type(function), getattr(function, "__dict__", None))
+            )
             parts.append(what)
     kinds = (types.FunctionType, functools.partial)
     said = (_said(part) if isinstance(part, kinds) else repr(part) for part in parts)

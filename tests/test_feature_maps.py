@@ -36,7 +36,7 @@ def test_maps_are_what_the_convolutions_give(tmp_path):
     for row, i in zip(rows, (1, 0, 3, 4), strict=True):
         np.testing.assert_array_equal(row.image, images[i])
         np.testing.assert_allclose(row.maps[1], maps[1][i], rtol=1e-5)
-    figures.feature_maps(rows, tmp_path / "m.png", images="some images")
+    cluster_figures.maps_grid(rows, tmp_path / "m.png", images="some images")
     assert (tmp_path / "m.png").stat().st_size > 10_000
 
 

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 from test_report import RESULTS
 
-from meml_jax import figures
+from meml_jax import cluster_figures, figures
 from meml_jax.attention import AttendedCluster
 from meml_jax.paper import paper_rows
 
@@ -83,7 +83,7 @@ def test_chance_is_seen_at_one_number_of_classes(drawn):
 )
 def test_weights_beyond_the_colours_are_pointed_at(drawn, alpha, extend):
     images = np.zeros((len(alpha), 8, 8, 1), np.uint8)
-    figures.cluster_grid([AttendedCluster(images, np.float32(alpha), len(alpha))], "c.png")
+    cluster_figures.cluster_grid([AttendedCluster(images, np.float32(alpha), len(alpha))], "c.png")
     [bar] = [ax for ax in drawn[-1].axes if ax.get_label() == "<colorbar>"]
     assert bar._colorbar.extend == extend
 
@@ -104,7 +104,7 @@ def test_cluster_grid(tmp_path, clusters):
             AttendedCluster(images.astype(np.uint8), alpha.astype(np.float32), len(alpha) + more)
             for images, alpha in clusters
         ]
-        figures.cluster_grid(rows, tmp_path / "c.png")
+        cluster_figures.cluster_grid(rows, tmp_path / "c.png")
         return check(tmp_path / "c.png", tmp_path)
 
     # That a cluster has more images than were looked at is said.
