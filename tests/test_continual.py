@@ -210,7 +210,10 @@ def test_room_for_more_classes_changes_no_prediction_of_prototypes():
 
 
 def test_what_is_printed_is_one_line():
-    assert repr(load()) == f"ContinualClassifier(learner='meml', head='prototype', capacity={WAYS})"
+    said = f"ContinualClassifier(learner='meml', head='prototype', capacity={WAYS}, learning_rate="
+    assert repr(load()) == f"{said}{RATE:g})"
+    bare = dataclasses.replace(load(), learning_rate=None)
+    assert repr(bare) == said.removesuffix(", learning_rate=") + ")"
     state = load().init()
     assert repr(state) == "State(0 classes [], 0 images)"
     for label in ("cat", ("dog", 2), "cat"):

@@ -103,7 +103,7 @@ def test_settings_in_which_rows_are_not_what_they_are_defined_as():
     said = "Rows differ in `inner.lr`: 0.1 (MEML), 0.01 (OML)."
     [sheet] = table_sheets._differences([lines[0], lines[3]])
     assert sheet.text.endswith(said)
-    assert table_sheets._accuracies("", "", lines, lines).text.startswith(f" {text}")
+    assert table_sheets._accuracies("", "", lines, lines).text.endswith(f" {text}")
     # Once for a training, not for each of its heads.
     heads = [lines[0], dataclasses.replace(lines[3], head="prototype"), lines[3]]
     assert row_settings.unlike(heads) == [said]
