@@ -14,8 +14,8 @@ from meml_jax.types import Array
 def size() -> int:
     """Count the images to encode at a time.
 
-    Few on a CPU, whose cache must hold what the convolutions make of them: 100 took 2 to 4 times as
-    long an image, and 2.8 GB at full width and 84x84, where 4 take 0.1 GB.
+    Few on a CPU: at full width and 84x84, 100 take 2.8 GB for what the convolutions make of them, 4
+    take 0.1 GB, and a little less time an image (`experiments/benchmark.py --only=encode`).
     """
     return 4 if jax.default_backend() == "cpu" else 250
 
