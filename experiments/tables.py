@@ -30,7 +30,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
@@ -195,10 +195,11 @@ def write_report(table: tables.Table) -> None:
     document = FLAGS.write_docs and expand_home(FLAGS.write_docs)
     if document and kept_folder().resolve() == folder().resolve():  # the block is its report
         with documents.locked(document):
-            write_block(table, of_table(table, stored_results.read_kept(folder(), say=say), say))
+            kept = stored_results.read_kept(folder(), say=say)
+            write_block(table, stored_results.of_rows(kept, table.rows, say=say))
         return
     with lock_beside(folder() / "report", wait=True):  # no process leaves an older one
-        stored = of_table(table, stored_results.read(folder(), say=say), say)
+        stored = stored_results.of_rows(stored_results.read(folder(), say=say), table.rows, say=say)
         lines = lines_of(table, stored)
         drawn = table_report.draw(folder(), table, lines)
         shown = drawn | table_report.draw_costs(folder(), table, lines)
@@ -206,7 +207,9 @@ def write_report(table: tables.Table) -> None:
     say(f"report: {folder() / 'report.html'}")
     if document:
         with documents.locked(document):
-            every = of_table(table, stored_results.keep(stored, kept_folder()), say)
+            every = stored_results.of_rows(
+                stored_results.keep(stored, kept_folder()), table.rows, say=say
+            )
             for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
                 write_atomic(kept_folder() / name, (folder() / name).read_bytes())
             write_block(table, every)
@@ -228,15 +231,6 @@ def write_block(table: tables.Table, every: stored_results.Stored) -> None:
     say(f"{document}: wrote the block {block()!r}")
 
 
-def of_table(
-    table: tables.Table, stored: stored_results.Stored, leave_out: Callable[[str], None]
-) -> stored_results.Stored:
-    """Keep what is of a row of the table; `leave_out` gets a line on each other one."""
-    for name in sorted(set(stored) - set(table.rows)):
-        leave_out(f"left out: the results of {name!r}, which is no row of this table")
-    return {name: runs for name, runs in stored.items() if name in table.rows}
-
-
 def check_document(table: tables.Table, runs: Runs) -> None:
     """Raise UserError where the block could not be written, or results not be kept."""
     document, kept = expand_home(FLAGS.write_docs), kept_folder()
@@ -250,8 +244,9 @@ def check_document(table: tables.Table, runs: Runs) -> None:
             "--results"
         )
     left_out: list[str] = []
-    every = of_table(table, stored_results.read_kept(kept, say=say), left_out.append)
-    stored = of_table(table, stored_results.read(folder(), say=left_out.append), left_out.append)
+    of_rows = functools.partial(stored_results.of_rows, rows=table.rows, say=left_out.append)
+    every = of_rows(stored_results.read_kept(kept, say=say))
+    stored = of_rows(stored_results.read(folder(), say=left_out.append))
     if FLAGS.report_only and not every and not stored:
         why = f" ({left_out[0]}; {len(left_out)} in all)" if left_out else ""
         raise UserError(

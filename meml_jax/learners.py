@@ -121,7 +121,7 @@ class Learner:
                 "and phases: it adapts nothing without"
             )
         for function in (self.extra_roles, self.optimizer):
-            _said(function)
+            _said(function)  # remembered now, while the file says what is run
 
     @property
     def uses_attention(self) -> bool:

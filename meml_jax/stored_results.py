@@ -58,6 +58,13 @@ def read(folder: Path, *, say: Callable[[str], None]) -> dict[str, dict[int, dic
     return _read(folder, lambda path, error: say(f"left out: {path} ({_why(error)})"))
 
 
+def of_rows(stored: Stored, rows: Collection[str], *, say: Callable[[str], None]) -> Stored:
+    """Keep the results of a table's rows; a line is said of each other one."""
+    for name in sorted(set(stored) - set(rows)):
+        say(f"left out: the results of {name!r}, which is no row of this table")
+    return {name: runs for name, runs in stored.items() if name in rows}
+
+
 def _read(
     folder: Path, leave_out: Callable[[Path, Exception], None]
 ) -> dict[str, dict[int, dict[str, Any]]]:
