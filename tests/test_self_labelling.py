@@ -347,7 +347,7 @@ def test_a_run_beats_chance(tmp_path, name):
         tmp_path / "run",
         "--stage=cluster",
         embedding__name=name,
-        embedding__channels=8,
+        embedding__channels=16,
         embedding__dim=32,
         embedding__num_pseudo_labels=20,
         embedding__round_steps=20,

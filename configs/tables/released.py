@@ -1,9 +1,9 @@
 """What the authors' code does that the paper does not say: as it trains, as it tests.
 
-The paper's numbers are that code's. It trains with two inner updates, the first on one image, and no
-ReLU in the CLN, among others (docs/deviations.md); it tests all runs on one draw of classes, with
-the learning rate that is best on the images then reported. So the rows trained as released and the
-rows tested as released tell apart what either makes of the numbers. Rows of one training share it.
+The paper's numbers are that code's. It trains with two inner updates, the first on one image, and
+without a ReLU in the CLN, among others (docs/deviations.md); it tests all runs on one draw of
+classes, with the learning rate that is best on the images then reported. The rows tell apart what
+either makes of the numbers. Two of them share each training.
 """
 
 from typing import Any
