@@ -46,8 +46,9 @@ from benchmark_parts import Row
 from benchmark_timing import Rounds
 from console import exit_code, leave, say
 
+from meml_jax.compilation_cache import keep_compiled
 from meml_jax.data import cache
-from meml_jax.environment import commit, device_name, keep_compiled, versions
+from meml_jax.environment import commit, device_name, versions
 from meml_jax.files import write_atomic, write_json
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError

@@ -34,10 +34,11 @@ import numpy as np
 from console import exit_code, leave, say, user_errors
 
 from meml_jax import checks, choices, devices, pseudo_labels, rounds, seeds, stages
+from meml_jax.compilation_cache import keep_compiled
 from meml_jax.config import Config
 from meml_jax.data import cache, datasets
 from meml_jax.embeddings import given
-from meml_jax.environment import device_name, keep_compiled
+from meml_jax.environment import device_name
 from meml_jax.files import expand_home
 from meml_jax.metrics import Progress
 from meml_jax.model import Model, make_model

@@ -21,8 +21,8 @@ import jax
 import pytest
 from own_tables import done, mini, stored, undrawn  # noqa: F401, fixtures
 
+from meml_jax.compilation_cache import keep_compiled
 from meml_jax.data import cache
-from meml_jax.environment import keep_compiled
 
 keep_compiled(cache.folder(None), report=print)
 # Tests spend their time on compiling what then runs for a moment. It holds in this process alone:
