@@ -1,4 +1,7 @@
-"""What the programs here are told, what they say, and how they end: never with a traceback."""
+"""What the programs here are told, what they say, and how they end.
+
+What a user can put right ends in one line; a traceback is for what is wrong in the programs.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,22 @@ def say(line: str) -> None:
 
 
 def split_overrides(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Separate `--config.a.b=value` and `--config.a.b value` from the other arguments."""
-    overrides, rest, left = [], [], iter(argv)
-    for arg in left:
+    """Separate overrides of settings from the other arguments.
+
+    They are `--config.a.b=value` and `--config.a.b value`; of a bool, `--config.a.b` and
+    `--noconfig.a.b` too.
+    """
+    overrides, rest, left = [], [], list(reversed(argv))
+    while left:
+        arg = left.pop()
         if re.match("-[A-Za-z]", arg):  # as absl takes it
             arg = f"-{arg}"
-        if arg.startswith("--config."):
-            overrides.append(arg if "=" in arg else f"{arg}={next(left, '')}")
+        if arg.startswith("--noconfig."):
+            overrides.append(f"--{arg.removeprefix('--no')}=false")
+        elif arg.startswith("--config."):
+            alone = "=" not in arg and (not left or left[-1].startswith("--"))
+            value = "true" if alone else "" if "=" in arg else left.pop()
+            overrides.append(arg if "=" in arg else f"{arg}={value}")
         else:
             rest.append(arg)
     return tuple(overrides), rest
@@ -47,9 +59,10 @@ def user_errors() -> Iterator[None]:
     except UserError:
         raise
     except SystemExit as stop:
+        *_, (frame, line) = traceback.walk_tb(stop.__traceback__)
         raise UserError(
-            f"the file --config ends the program ({stop.code!r}), expected get_config to return "
-            "settings"
+            f"{frame.f_code.co_filename}, line {line}: ends the program ({stop.code!r}), expected "
+            "a file that can be imported and a get_config that returns settings"
         ) from None
     except Exception as error:  # a config file is a program, which may raise about anything
         *_, cause = causes = list(_causes(error))

@@ -59,83 +59,129 @@ from meml_jax.stored_results import finished
 from meml_jax.types import UserError
 
 ROOT = Path(__file__).parents[1]
-FLAGS = flags.FlagValues()
-_define = functools.partial(flags.DEFINE_string, flag_values=FLAGS)
-_define("table", None, "Name of a file in configs/tables, or a path.")
-_define("results", "runs/tables", "Folder of all tables' runs.")
-_define("data_root", None, "Folder with a folder of each data set's name.")
-_define("presets", "", "Presets of the config file for all rows.")
-_define("write_docs", None, "Markdown file that gets the table; results are kept beside it.")
-_define("label", "", "Tells several versions of a table in one file apart.")
-flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=FLAGS)
-flags.DEFINE_list("seeds", ["0"], "Seeds, each a run of its own.", flag_values=FLAGS)
-flags.DEFINE_enum("budget", "paper", list(tables.BUDGETS), "How much to do.", flag_values=FLAGS)
-flags.DEFINE_bool("figures", True, "Figures in the document too.", flag_values=FLAGS)
-flags.DEFINE_bool("report_only", False, "Write the report of what is there.", flag_values=FLAGS)
 
 Runs = dict[tuple[str, int], Config]
 """Settings by row and seed."""
 
 
-def parse(argv: list[str]) -> tuple[tables.Table, Runs]:
-    """Read the command line into FLAGS: (table, settings of the runs asked for)."""
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+      name: of the table, or the path of its file, as given.
+      table: the table.
+      runs: settings of the runs asked for; with `--report_only` there are none.
+      results: folder of all tables' runs.
+      presets: of the config file, for all rows.
+      document: Markdown file that gets the table's block; None: there is none.
+      label: tells several versions of a table in one file apart.
+      figures: whether the document gets figures.
+      report_only: whether nothing is done but the report.
+    """
+
+    name: str
+    table: tables.Table
+    runs: Runs
+    results: Path
+    presets: str
+    document: Path | None
+    label: str
+    figures: bool
+    report_only: bool
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the table."""
+        return self.results / Path(self.name).stem
+
+    @property
+    def block(self) -> str:
+        """Name of the table's block in a document."""
+        return ", ".join(filter(None, (self.folder.name, self.label)))
+
+    def workdir(self, row: str, seed: int) -> Path:
+        """Workdir of a run."""
+        return self.folder / row / f"seed{seed}"
+
+    def kept(self, document: Path) -> Path:
+        """Folder beside the document that keeps what its block is made of."""
+        return documents.beside(document) / self.label / self.folder.name
+
+
+def define_flags() -> flags.FlagValues:
+    """Define what the command line may have, beside overrides of settings."""
+    values = flags.FlagValues()
+    text = functools.partial(flags.DEFINE_string, flag_values=values)
+    text("table", None, "Name of a file in configs/tables, or a path.")
+    text("results", "runs/tables", "Folder of all tables' runs.")
+    text("data_root", None, "Folder with a folder of each data set's name.")
+    text("presets", "", "Presets of the config file for all rows.")
+    text("write_docs", None, "Markdown file that gets the table; results are kept beside it.")
+    text("label", "", "Tells several versions of a table in one file apart.")
+    flags.DEFINE_list("rows", None, "Rows, by name; all.", flag_values=values)
+    flags.DEFINE_list("seeds", ["0"], "Seeds, each a run of its own.", flag_values=values)
+    flags.DEFINE_enum(
+        "budget", "paper", list(tables.BUDGETS), "How much to do.", flag_values=values
+    )
+    flags.DEFINE_bool("figures", True, "Figures in the document too.", flag_values=values)
+    flags.DEFINE_bool(
+        "report_only", False, "Write the report of what is there.", flag_values=values
+    )
+    return values
+
+
+def parse(argv: list[str]) -> Asked:
+    """Read the command line."""
     overrides, rest = split_overrides(argv)
+    given = define_flags()
     with user_errors():
-        unknown = FLAGS(rest)[1:]
+        unknown = given(rest)[1:]
         if unknown:
             raise UserError(f"got the argument {unknown[0]!r}, expected only flags")
-        if FLAGS.table is None:
+        if given.table is None:
             raise UserError("--table=NAME is needed, e.g. --table=omniglot")
-        table = tables.load(FLAGS.table, ROOT)
-        root = FLAGS.data_root and expand_home(FLAGS.data_root)
-        choice = tables.Choice(FLAGS.budget, FLAGS.presets, root)
+        table = tables.load(given.table, ROOT)
+        root = given.data_root and expand_home(given.data_root)
+        choice = tables.Choice(given.budget, given.presets, root)
         settings = functools.partial(tables.settings, table, root=ROOT)
         for name in ("results", "data_root", "write_docs"):
-            if FLAGS[name].value == "":
+            if given[name].value == "":
                 raise UserError(f"--{name} is empty, expected a path; name one or leave it out")
-        if FLAGS.rows == []:
+        if given.rows == []:
             raise UserError(f"--rows is empty, expected one or more of {', '.join(table.rows)}")
-        names = FLAGS.rows or list(table.rows)
-        if not all(seed.isdecimal() for seed in FLAGS.seeds) or not FLAGS.seeds:
-            raise UserError(f"--seeds={','.join(FLAGS.seeds)}, expected numbers such as 0,1")
-        seeds = [int(seed) for seed in FLAGS.seeds]
+        names = given.rows or list(table.rows)
+        if not all(seed.isdecimal() for seed in given.seeds) or not given.seeds:
+            raise UserError(f"--seeds={','.join(given.seeds)}, expected numbers such as 0,1")
+        seeds = [int(seed) for seed in given.seeds]
         bare = {name: settings(name, choice=choice, seed=seeds[0]) for name in names}
         table_checks.check_overrides(bare, overrides)
-        choice = tables.Choice(FLAGS.budget, FLAGS.presets, root, overrides)
+        choice = tables.Choice(given.budget, given.presets, root, overrides)
         runs = {
             (name, seed): settings(name, choice=choice, seed=seed)
             for name in names
             for seed in seeds
         }
         chosen = {name: config for (name, _), config in runs.items()}
-        table_checks.check_rows(table, chosen, ROOT, FLAGS.budget)
-        lines_of(table, {})  # whose settings the report needs, of all rows
+        table_checks.check_rows(table, chosen, ROOT, given.budget)
+        asked = Asked(
+            given.table,
+            table,
+            {} if given.report_only else runs,
+            expand_home(given.results),
+            given.presets,
+            given.write_docs and expand_home(given.write_docs),
+            given.label,
+            given.figures,
+            given.report_only,
+        )
+        lines_of(asked, {})  # whose settings the report needs, of all rows
     for config in runs.values():
         checks.before_loading(config)
-    if root and not FLAGS.report_only:
+    if root and not asked.report_only:
         for name in tables.data_without_folder(chosen.values()):
             say(f"data: {root} has no folder {name}; it is fetched, if that can be")
-    return table, runs
-
-
-def folder() -> Path:
-    """Folder of the table."""
-    return expand_home(FLAGS.results) / Path(FLAGS.table).stem
-
-
-def block() -> str:
-    """Name of the table's block in a document."""
-    return ", ".join(filter(None, (folder().name, FLAGS.label)))
-
-
-def kept_folder() -> Path:
-    """Folder beside the document that keeps what its block is made of."""
-    return documents.beside(expand_home(FLAGS.write_docs)) / FLAGS.label / folder().name
-
-
-def workdir_of(row: str, seed: int) -> Path:
-    """Workdir of a run."""
-    return folder() / row / f"seed{seed}"
+    return asked
 
 
 def do(config: Config, workdir: Path, results: Path) -> None:
@@ -143,22 +189,24 @@ def do(config: Config, workdir: Path, results: Path) -> None:
     around = functools.partial(
         sharing.around, config=config, workdir=workdir, results=results, say=say
     )
-    run.run(config, workdir, "all", around)
-    jax.clear_caches()  # what another row compiled is of no use to the next one
-    gc.collect()
+    try:
+        run.run(config, workdir, "all", around)
+    finally:
+        jax.clear_caches()  # what another row compiled is of no use to the next one
+        gc.collect()
 
 
-def do_all(table: tables.Table, runs: Runs) -> list[str]:
+def do_all(asked: Asked) -> list[str]:
     """Do the runs that no other process does: messages of those that failed.
 
     A run that needs what another process is making is put off till nothing else is left.
     """
-    results, left, failed = expand_home(FLAGS.results), dict(runs), []
+    left, failed = dict(asked.runs), []
     put_off: set[tuple[str, int]] = set()
     others: list[tuple[str, int]] = []
     while left:
         row, seed = name = next(iter(left))
-        config, workdir = left.pop(name), workdir_of(*name)
+        config, workdir = left.pop(name), asked.workdir(*name)
         title = f"{row}, seed {seed}"
         try:
             with lock_beside(workdir) as ours:
@@ -169,13 +217,13 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
                     say(f"== {title}: another process is at it")
                     others.append(name)
                     continue
-                if name not in put_off and sharing.busy(config, workdir, results):
+                if name not in put_off and sharing.busy(config, workdir, asked.results):
                     say(f"== {title}: later, another process makes what it needs")
                     put_off.add(name)
                     left[name] = config
                     continue
                 say(f"== {title}: {workdir}")
-                do(config, workdir, results)
+                do(config, workdir, asked.results)
         except (UserError, OSError, jax.errors.JaxRuntimeError) as error:
             # Where the device's memory does not hold one row it may hold the next.
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
@@ -183,114 +231,118 @@ def do_all(table: tables.Table, runs: Runs) -> list[str]:
             say(f"error: {message}")
             failed.append(message)
         with contextlib.suppress(Exception):  # whatever it is, the report at the end tells it
-            write_report(table)
+            write_report(asked)
     for row, seed in others:
-        if not finished(runs[row, seed], workdir_of(row, seed)):
+        if not finished(asked.runs[row, seed], asked.workdir(row, seed)):
             say(f"== {row}, seed {seed}: still with another process; the same command looks again")
     return failed
 
 
-def write_report(table: tables.Table) -> None:
-    """Write the report of what is stored, and the block of the document that the user named."""
-    document = FLAGS.write_docs and expand_home(FLAGS.write_docs)
-    if document and kept_folder().resolve() == folder().resolve():  # the block is its report
+def write_report(asked: Asked) -> None:
+    """Write the report of what is stored, and the block of the document that the user named.
+
+    What the runs asked for will replace is in the report until they have; it is not in the block.
+    """
+    table, folder, document = asked.table, asked.folder, asked.document
+    of_rows = functools.partial(stored_results.of_rows, rows=table.rows, say=say)
+    if document and asked.kept(document).resolve() == folder.resolve():  # the block is its report
         with documents.locked(document):
-            kept = stored_results.read_kept(folder(), say=say)
-            write_block(table, stored_results.of_rows(kept, table.rows, say=say))
+            write_block(asked, document, of_rows(stored_results.read_kept(folder, say=say)))
         return
-    with lock_beside(folder() / "report", wait=True):  # no process leaves an older one
-        stored = stored_results.of_rows(stored_results.read(folder(), say=say), table.rows, say=say)
-        lines = lines_of(table, stored)
-        drawn = table_report.draw(folder(), table, lines)
-        shown = drawn | table_report.draw_costs(folder(), table, lines)
-        table_report.write(folder(), table, lines, told(table, lines), shown)
-    say(f"report: {folder() / 'report.html'}")
+    with lock_beside(folder / "report", wait=True):  # no process leaves an older one
+        stored = of_rows(stored_results.read(folder, say=say))
+        lines = lines_of(asked, stored)
+        drawn = table_report.draw(folder, table, lines)
+        shown = drawn | table_report.draw_costs(folder, table, lines)
+        table_report.write(folder, table, lines, told(asked, lines), shown)
+    say(f"report: {folder / 'report.html'}")
     if document:
         with documents.locked(document):
-            every = stored_results.of_rows(
-                stored_results.keep(stored, kept_folder()), table.rows, say=say
-            )
-            for name in table_report.of_trainings(drawn) if FLAGS.figures else []:
-                write_atomic(kept_folder() / name, (folder() / name).read_bytes())
-            write_block(table, every)
+            kept = asked.kept(document)
+            new = stored_results.without_outdated(stored, asked.runs)
+            every = of_rows(stored_results.keep(new, kept))
+            for name in table_report.of_trainings(drawn) if asked.figures else []:
+                write_atomic(kept / name, (folder / name).read_bytes())
+            write_block(asked, document, every)
 
 
-def write_block(table: tables.Table, every: stored_results.Stored) -> None:
+def write_block(asked: Asked, document: Path, every: stored_results.Stored) -> None:
     """Write the document's block of all that is kept, and its figures."""
-    document, kept = expand_home(FLAGS.write_docs), kept_folder()
     if not every:  # as where all rows have failed
-        say(f"nothing is stored in {folder()}; the block {block()!r} is left as it is")
+        say(f"nothing is stored in {asked.folder}; the block {asked.block!r} is left as it is")
         return
-    lines, heading = lines_of(table, every), table.title + (FLAGS.label and f", {FLAGS.label}")
-    titled = dataclasses.replace(table, title=heading)
-    figures = table_report.draw(kept, titled, lines) if FLAGS.figures else {}
+    kept, heading = asked.kept(document), asked.table.title + (asked.label and f", {asked.label}")
+    lines, titled = lines_of(asked, every), dataclasses.replace(asked.table, title=heading)
+    figures = table_report.draw(kept, titled, lines) if asked.figures else {}
     place = kept.relative_to(document.parent)
     shown = {f"{place}/{name}": title for name, title in figures.items()}
-    text = table_report.document_text(heading, lines, told(table, lines), shown)
-    documents.write_block(document, block(), text)
-    say(f"{document}: wrote the block {block()!r}")
+    text = table_report.document_text(heading, lines, told(asked, lines), shown)
+    documents.write_block(document, asked.block, text)
+    say(f"{document}: wrote the block {asked.block!r}")
 
 
-def check_document(table: tables.Table, runs: Runs) -> None:
+def check_document(asked: Asked, document: Path) -> None:
     """Raise UserError where the block could not be written, or results not be kept."""
-    document, kept = expand_home(FLAGS.write_docs), kept_folder()
-    if FLAGS.label != Path(FLAGS.label).name or FLAGS.label.startswith("."):
-        raise UserError(f"--label={FLAGS.label!r}, expected the name of a folder")
-    if document.resolve() in ((place / "report.md").resolve() for place in (folder(), kept)):
+    folder, kept, label = asked.folder, asked.kept(document), asked.label
+    if label != Path(label).name or label.startswith("."):
+        raise UserError(f"--label={label!r}, expected the name of a folder")
+    if document.resolve() in ((place / "report.md").resolve() for place in (folder, kept)):
         raise UserError(f"--write_docs={document} is the table's report; name another document")
-    if kept.resolve() == folder().resolve() and not FLAGS.report_only:
+    if kept.resolve() == folder.resolve() and not asked.report_only:
         raise UserError(
             f"{kept} would hold runs and what is kept of them; name another document, --label or "
             "--results"
         )
     left_out: list[str] = []
-    of_rows = functools.partial(stored_results.of_rows, rows=table.rows, say=left_out.append)
+    of_rows = functools.partial(stored_results.of_rows, rows=asked.table.rows, say=left_out.append)
     every = of_rows(stored_results.read_kept(kept, say=say))
-    stored = of_rows(stored_results.read(folder(), say=left_out.append))
-    if FLAGS.report_only and not every and not stored:
+    stored = of_rows(stored_results.read(folder, say=left_out.append))
+    if asked.report_only and not every and not stored:
         why = f" ({left_out[0]}; {len(left_out)} in all)" if left_out else ""
         raise UserError(
-            f"nothing of use is stored in {folder()}{why}, so the block {block()!r} is left as it "
-            "is; name the --results and --table of runs that are finished, or leave --report_only "
-            "out"
+            f"nothing of use is stored in {folder}{why}, so the block {asked.block!r} is left as "
+            "it is; name the --results and --table of runs that are finished, or leave "
+            "--report_only out"
         )
-    documents.check(document, block(), kept)
-    stored_results.check_kept(every, kept, runs)
-    if kept.resolve() != folder().resolve():
-        stored_results.check_keeping(stored, every, kept)
+    documents.check(document, asked.block, kept)
+    stored_results.check_kept(every, kept, asked.runs)
+    if kept.resolve() != folder.resolve():
+        new = stored_results.without_outdated(stored, asked.runs)
+        stored_results.check_keeping(new, every, kept)
 
 
-def lines_of(table: tables.Table, stored: stored_results.Stored) -> list[comparison.Line]:
+def lines_of(asked: Asked, stored: stored_results.Stored) -> list[comparison.Line]:
     """Make the table's lines of what is stored."""
+    table = asked.table
 
     def bare(name: str) -> Config:
-        choice = tables.Choice(presets=table_flags.presets_of(table, name, ROOT, FLAGS.presets))
+        choice = tables.Choice(presets=table_flags.presets_of(table, name, ROOT, asked.presets))
         return tables.settings(table, name, ROOT, choice, seed=0)
 
     return comparison.make_lines(table, {name: bare(name) for name in table.rows}, stored)
 
 
-def told(table: tables.Table, lines: Sequence[comparison.Line]) -> list[str]:
+def told(asked: Asked, lines: Sequence[comparison.Line]) -> list[str]:
     """Write the commands that make what the lines hold."""
-    return table_flags.commands(table, FLAGS.table, lines, ROOT, presets=FLAGS.presets)
+    return table_flags.commands(asked.table, asked.name, lines, ROOT, presets=asked.presets)
 
 
 def main(argv: list[str]) -> int:
     """Do a table, and turn what a user can put right into one line and exit code 2."""
     if {"--help", "-h"} & set(argv[1:]):
-        print(__doc__, FLAGS.get_help(), sep="\n")
+        print(__doc__, define_flags().get_help(), sep="\n")
         return 0
 
     def work() -> int:
         devices.check_single()
-        table, runs = parse(argv)
-        if FLAGS.write_docs:
-            check_document(table, {} if FLAGS.report_only else runs)
-        failed = [] if FLAGS.report_only else do_all(table, runs)
+        asked = parse(argv)
+        if asked.document:
+            check_document(asked, asked.document)
+        failed = do_all(asked)
         try:
-            write_report(table)
+            write_report(asked)
         except (UserError, OSError) as error:
-            if FLAGS.report_only:
+            if asked.report_only:
                 raise
             failed.append(f"the report: {error}")
         for message in failed:

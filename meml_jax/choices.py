@@ -12,6 +12,9 @@ from meml_jax.types import Dataset
 OPEN = ("data.image_size", "data.channels", "clustering.num_clusters")
 """Fields of which 0 means open, and which a training depends on."""
 
+CHOSEN = (*OPEN, "test.num_classes")
+"""Fields that may be left open."""
+
 IMAGES_PER_CLUSTER = 20  # as the paper has on Omniglot
 MAX_CLUSTERS = 1100  # likewise
 CURVE = (2, 5, 10, 20, 50, 100, 200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,12 @@ from meml_jax import paper
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
+from meml_jax.intervals import combine_points, half_width
 from meml_jax.paper import Published
-from meml_jax.seeds import combine_points
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
-from meml_jax.tables import PLACES, Table
+from meml_jax.tables import WITHOUT_INFLUENCE, Row, Table
 
-SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
 NO_WIDTH = 1e-9  # what rounding leaves between equal accuracies, and of their spread
 COMPARED = ("above", "within", "below")
 """What a verdict says of ours and the paper's; any other one says why nothing can be said."""
@@ -77,12 +77,14 @@ class Line:
     beside: str = ""
     defined: Config | None = None
 
+    @functools.cached_property
+    def config(self) -> Config:
+        """Settings of the first seed, of a line that is measured."""
+        return from_dict(self.results[0]["config"])
+
 
 def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
-    """Bring the points of several seeds together as `seeds.combine_points` does.
-
-    The interval is that of a new seed; where there are fewer than `SEEDS_FOR_INTERVAL`, that over
-    the runs of each, of the mean of these very seeds.
+    """Bring the points of several seeds together; the interval is `intervals.half_width`.
 
     Args:
       points: entries of `points` in results.json, of one number of classes.
@@ -90,9 +92,7 @@ def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
     means = tuple(float(point["accuracy"]) for point in points)
     point = points[0] if len(points) == 1 else combine_points(points)
     runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
-    few = 1 < len(points) < SEEDS_FOR_INTERVAL
-    half = float((point["within_seeds"] if few else point)["ci95"])
-    return Cell(float(point["accuracy"]), half, runs, chance, means)
+    return Cell(float(point["accuracy"]), half_width(point), runs, chance, means)
 
 
 def verdict(cell: Cell, published: Published) -> str:
@@ -129,7 +129,7 @@ def _test(line: Line) -> tuple[Any, ...]:
     """List what decides on a test: images, protocol, queries, shots; not how many runs it has."""
     if not line.results:
         return ()
-    config = from_dict(line.results[0]["config"])
+    config = line.config
     shots = None if config.episodes.ways else config.test.shots  # of episodes they are the column's
     return _images(line), config.test.protocol, config.test.queries, shots
 
@@ -196,9 +196,12 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
                 same.setdefault(_follows_from(line), []).append(line)
         groups = sorted(same.values(), key=len, reverse=True)
         tested = [_tested(lines[0]) for lines in groups]
+        beside = [", ".join(line.row for line in lines) for lines in groups]
         for place, (lines, name) in enumerate(zip(groups, tested, strict=True)):
             if tested.count(name) > 1:  # in another way, or with other seeds
-                name += f", beside {', '.join(line.row for line in lines)}"
+                name += f", beside {beside[place]}"
+                if beside.count(beside[place]) > 1:
+                    name += f", seeds {', '.join(map(str, lines[0].seeds))}"
             title = lines[0].title + f" ({name})" * (len(groups) > 1)
             kept.append((place, dataclasses.replace(lines[0], title=title)))
     return [line for _, line in sorted(kept, key=lambda pair: pair[0])]
@@ -206,7 +209,7 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
 
 def _follows_from(line: Line) -> str:
     """Digest of what a baseline's numbers follow from: images, settings of the test, seeds."""
-    config = from_dict(line.results[0]["config"])
+    config = line.config
     test, network = config.test, config.network if line.head == "untrained" else None
     if not config.episodes.ways:
         test = dataclasses.replace(depends_on(line.head, test), num_classes=test.num_classes)
@@ -215,7 +218,7 @@ def _follows_from(line: Line) -> str:
 
 def _tested(line: Line) -> str:
     """Say which classes the runs of a line draw from."""
-    config = from_dict(line.results[0]["config"])
+    config = line.config
     other = config.test_data.name
     return f"all classes of {other}" if other else f"test classes of {config.data.name}"
 
@@ -238,30 +241,45 @@ def _of_row(
             title = row.lines.get(head, f"{first}, {NAMES[head]}")
             baseline = head in BASELINES
             line = Line(
-                row.part,
-                name,
-                NAMES[head] if baseline else title + others,
-                head,
-                "baseline" if baseline else _kind(used),
-                head in row.lines or baseline,
-                published.get(title, {}) if head in row.lines else {},
-                _cells(results, head),
-                tuple(seeds),
-                None if baseline else int(results[0]["meta_train"]["steps"]),
-                results,
-                row.beside,
-                config,
+                part=row.part,
+                row=name,
+                title=NAMES[head] if baseline else title + others,
+                head=head,
+                kind="baseline" if baseline else _kind(used),
+                named=head in row.lines or baseline,
+                paper=published.get(_paper_name(row, head), {}),
+                cells=_cells(results, head),
+                seeds=tuple(seeds),
+                steps=None if baseline else int(results[0]["meta_train"]["steps"]),
+                results=results,
+                beside=row.beside,
+                defined=config,
             )
             lines.append(line)
     done, used = {line.head for line in lines}, configs[0] if configs else config
     kind, published = _kind(used), _published(used)
     lines += [
-        Line(row.part, name, title, head, kind, True, published.get(title, {}), {}, defined=config)
+        Line(
+            part=row.part,
+            row=name,
+            title=title,
+            head=head,
+            kind=kind,
+            named=True,
+            paper=published.get(_paper_name(row, head), {}),
+            cells={},
+            defined=config,
+        )
         for head, title in row.lines.items()
         if head not in done
     ]
     order = [*row.lines, *(line.head for line in lines)]
     return sorted(lines, key=lambda line: order.index(line.head))
+
+
+def _paper_name(row: Row, head: str) -> str:
+    """Name of the paper's line that a head of a row stands beside; empty if there is none."""
+    return row.published.get(head, row.lines.get(head, ""))
 
 
 def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
@@ -277,7 +295,7 @@ def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for seed, results in sorted(runs.items()):
         values = flatten(from_dict(results["config"]))
-        values = {k: v for k, v in values.items() if k != "seed" and k not in PLACES}
+        values = {k: v for k, v in values.items() if k != "seed" and k not in WITHOUT_INFLUENCE}
         images = [results.get(name) for name in IMAGES]
         groups.setdefault(fingerprint(values, images), []).append(seed)
     return list(groups.values())

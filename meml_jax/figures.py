@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from meml_jax.files import write_atomic
+from meml_jax.intervals import half_width
 from meml_jax.report import series_name
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow is too faint on white.
@@ -54,7 +55,7 @@ def accuracy_curve(
             points = sorted(points, key=lambda point: point["num_classes"])
             x = np.array([point["num_classes"] for point in points])
             y = 100 * np.array([point["accuracy"] for point in points])
-            half = 100 * np.array([point.get("ci95") or 0.0 for point in points])
+            half = 100 * np.array([half_width(point) for point in points])
             look = look_of(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
             ax.fill_between(x, y - half, y + half, alpha=0.15, linewidth=0, color=look["color"])
             lines.append(ax.errorbar(x, y, half, capsize=3, elinewidth=1.2, label=name, **look))

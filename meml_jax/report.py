@@ -8,6 +8,7 @@ from typing import Any
 
 from meml_jax import markdown, run_facts
 from meml_jax.curves import BASELINES, NAMES
+from meml_jax.intervals import SEEDS_FOR_INTERVAL, half_width
 from meml_jax.paper import few_shot_rows, paper_rows, written
 from meml_jax.rounding import percent, plain
 
@@ -55,8 +56,9 @@ def render(results: Mapping[str, Any], *, figures: Sequence[str] = ()) -> str:
 
 
 def _warning(results: Mapping[str, Any]) -> list[str]:
-    steps = (results.get("meta_train") or {}).get("steps")
-    if steps is None or steps >= FEWEST_STEPS:
+    found = [results, *results.get("each", ())]  # of several seeds, each has its own
+    steps = min((one["meta_train"]["steps"] for one in found if one.get("meta_train")), default=1)
+    if steps == 1 or steps >= FEWEST_STEPS:  # one: to test what it starts from
         return []
     return [f"**Only {steps} meta-steps: the program runs; nothing follows on the method.**"]
 
@@ -83,7 +85,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         f"95 % interval (runs: {', '.join(map(str, runs))}; protocol `{test['protocol']}`, "
         f"head `{test['head']}`).",
         _table(counts, rows),
-        *_seeds(results, counts),
+        *_seeds(results, [point["num_classes"] for point in test["points"]]),
         *_verdict(test, results.get("comparisons") or []),
     ]
     for text, key, form in (
@@ -124,10 +126,16 @@ def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
         for i, seed in enumerate(seeds)
     ]
     within = [percent(point["within_seeds"]["ci95"]) for point in points]
+    few = len(seeds) < SEEDS_FOR_INTERVAL
+    interval = (
+        "too few for an interval over seeds: ± is that over the runs of each"
+        if few
+        else "with intervals over seeds (Student's t)"
+    )
     return [
-        f"These are means over {len(seeds)} seeds of the mean over runs, with intervals over seeds "
-        "(Student's t). Each seed's result, and half the width of the interval over the runs of "
-        "each, which holds for the mean of these very seeds only:",
+        f"These are means over {len(seeds)} seeds of the mean over runs, {interval}. Each seed's "
+        "result, and half the width of the interval over the runs of each, which holds for the "
+        "mean of these very seeds only:",
         _table(at, [*rows, ("± over runs", within)]),
     ]
 
@@ -175,7 +183,7 @@ def _verdict(test: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) 
         for point in one["points"]:
             if (other := pixels.get(point["num_classes"])) is not None:
                 gap = point["accuracy"] - other["accuracy"]
-                unsure = abs(gap) <= point["ci95"] + other["ci95"]
+                unsure = abs(gap) <= half_width(point) + half_width(other)
                 place = "within the intervals of" if unsure else "above" if gap > 0 else "below"
                 places[place].append(str(point["num_classes"]))
         found = [
@@ -229,8 +237,7 @@ def _table(
 def _interval(point: Mapping[str, Any] | None) -> str:
     if point is None:
         return "-"
-    half = point.get("ci95")
-    return percent(point["accuracy"]) + (f" ± {percent(half)}" if half is not None else "")
+    return f"{percent(point['accuracy'])} ± {percent(half_width(point))}"
 
 
 def _figure(path: str) -> list[str]:

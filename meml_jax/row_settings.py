@@ -10,7 +10,7 @@ from meml_jax.choices import OPEN
 from meml_jax.comparison import Line
 from meml_jax.config import TestConfig
 from meml_jax.curves import depends_on
-from meml_jax.settings import flatten, from_dict
+from meml_jax.settings import flatten
 from meml_jax.workdir import training_fields
 
 
@@ -54,7 +54,7 @@ def unlike(lines: Sequence[Line]) -> list[str]:
 
 def _settings(line: Line) -> dict[str, Any]:
     """List the settings that a line's accuracies follow from, but its seed, steps and runs."""
-    config = from_dict(line.results[0]["config"])
+    config = line.config
     test = config.test
     if config.episodes.ways:
         own = TestConfig(queries=test.queries, inner_steps=test.inner_steps)

@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.stats
-
-from meml_jax import figures, meta_test, paper, report
+from meml_jax import figures, paper, report
 from meml_jax.config import Config
 from meml_jax.environment import each_once
 from meml_jax.files import read_json, write_atomic, write_json
+from meml_jax.intervals import combine_points
 from meml_jax.results import is_current
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
@@ -70,19 +68,7 @@ def finished(
 def combine(found: Sequence[Mapping[str, Any]], config: Config) -> dict[str, Any]:
     """Put the results of several seeds together, in the form of those of one.
 
-    With a_{s,r} the accuracy of run r of seed s, a point has
-
-      `accuracy` = mean_s m_s, m_s = mean_r a_{s,r};
-      `std` = standard deviation of the m_s, `ci95` = t_{0.975, N-1} std / sqrt(N), over N seeds.
-
-    The interval is that of a new seed's expected accuracy: m_s varies with embedding, clusters,
-    initialisation, tasks and test streams alike, and the runs of one seed are not independent of
-    each other. `within_seeds` is narrower, and right for the mean of these seeds only: with v_s the
-    variance of the R_s runs of seed s,
-
-      `std` = sqrt(mean_s v_s), `ci95` = t_{0.975, sum_s (R_s - 1)} sqrt(sum_s v_s / R_s) / N.
-
-    The split of the classes is the same in all seeds.
+    Points come together as `intervals.combine_points` says.
 
     Args:
       found: content of `results.json` of each seed, of one config.
@@ -111,45 +97,6 @@ def combine(found: Sequence[Mapping[str, Any]], config: Config) -> dict[str, Any
         "each": [{name: one[name] for name in differing} for one in found],
         "config": dataclasses.asdict(config),
     }
-
-
-def within_seeds(runs: Sequence[np.ndarray]) -> dict[str, float]:
-    """Compute the spread of runs [R_s] about their seed's own mean, as `combine` says."""
-    freedom = sum(len(a) - 1 for a in runs)
-    if freedom == 0:
-        return {"std": 0.0, "ci95": 0.0}
-    variances = [float(np.var(a, ddof=1)) if len(a) > 1 else 0.0 for a in runs]
-    of_mean = sum(v / len(a) for v, a in zip(variances, runs, strict=True)) / len(runs) ** 2
-    quantile = float(scipy.stats.t.ppf(0.975, freedom))
-    return {"std": float(np.mean(variances)) ** 0.5, "ci95": quantile * of_mean**0.5}
-
-
-def combine_points(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Put one point of a curve of each seed together, as `combine` says."""
-    first, num_classes = points[0], points[0]["num_classes"]
-    means = [float(np.mean(point["accuracies"])) for point in points]
-    runs = [np.array(point["accuracies"]) for point in points]
-    over_seeds = meta_test.summarise(np.array(means), num_classes=num_classes)
-
-    def mean(name: str) -> float | None:
-        values = [point[name] for point in points if point.get(name) is not None]
-        return float(np.mean(values)) if values else None
-
-    rates = [point["learning_rate"] for point in points]
-    return (
-        {name: first[name] for name in ("shots",) if name in first}
-        | over_seeds
-        | {
-            "runs": sum(map(len, runs)),
-            "accuracies": [float(a) for a in np.concatenate(runs)],
-            "seed_accuracies": means,
-            "within_seeds": within_seeds(runs),
-            "learning_rate": rates[0] if len(set(rates)) == 1 else None,
-            "learning_rates": rates,
-            "train_accuracy": mean("train_accuracy"),
-            "iid_accuracy": mean("iid_accuracy"),
-        }
-    )
 
 
 def write_results(config: Config, dataset: Dataset, workdir: Path) -> dict[str, Any]:

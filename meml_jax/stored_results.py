@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from meml_jax.choices import OPEN
+from meml_jax.choices import CHOSEN
 from meml_jax.config import Config
 from meml_jax.curves import NAMES
 from meml_jax.files import read_json, write_json
 from meml_jax.results import is_current, points_version
 from meml_jax.settings import flatten, from_dict, override
-from meml_jax.tables import PLACES
+from meml_jax.tables import PLACES, WITHOUT_INFLUENCE
 from meml_jax.types import UserError
 
 IMAGES = ("content_hash", "test_hash", "note")
@@ -156,11 +156,11 @@ def differing(stored: Config, wanted: Config, *, free: Collection[str]) -> list[
 
     What `wanted` leaves open, to be chosen from the images, may be anything.
     """
-    values, chosen = flatten(stored), (*OPEN, "test.num_classes")
+    values = flatten(stored)
     return [
         name
         for name, value in flatten(wanted).items()
-        if name not in free and values[name] != value and (value or name not in chosen)
+        if name not in free and values[name] != value and (value or name not in CHOSEN)
     ]
 
 
@@ -176,6 +176,27 @@ def finished(config: Config, workdir: Path) -> bool:
         return False
     same = not differing(stored, config, free=("data.cache_dir", "data.download_timeout"))
     return same and (workdir / "report.md").exists()
+
+
+def without_outdated(stored: Stored, wanted: Mapping[tuple[str, int], Config]) -> Stored:
+    """Leave out results that a run asked for will replace: its settings are not those wanted.
+
+    Args:
+      stored: of `read`.
+      wanted: settings by row and seed; of others, what is stored stays.
+    """
+
+    def fits(row: str, seed: int, results: Mapping[str, Any]) -> bool:
+        config = wanted.get((row, seed))
+        return config is None or not differing(
+            from_dict(results["config"]), config, free=WITHOUT_INFLUENCE
+        )
+
+    kept = {
+        row: {seed: results for seed, results in runs.items() if fits(row, seed, results)}
+        for row, runs in stored.items()
+    }
+    return {row: runs for row, runs in kept.items() if runs}
 
 
 def read_kept(
@@ -207,7 +228,7 @@ def check_kept(kept: Stored, folder: Path, wanted: Mapping[tuple[str, int], Conf
     for (row, seed), config in wanted.items():
         if (results := kept.get(row, {}).get(seed)) is not None:
             stored, now = _nowhere(from_dict(results["config"])), _nowhere(config)
-            if names := differing(stored, now, free=()):
+            if names := differing(stored, now, free=WITHOUT_INFLUENCE):
                 raise UserError(
                     f"{folder / row / f'seed{seed}'} keeps results of another {names[0]}: "
                     f"{flatten(stored)[names[0]]!r}, now {flatten(now)[names[0]]!r}; give the "

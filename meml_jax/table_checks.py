@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from meml_jax.choices import OPEN
+from meml_jax.choices import CHOSEN
 from meml_jax.config import Config
 from meml_jax.settings import check_field, flatten
 from meml_jax.tables import Choice, Table, settings
@@ -70,7 +70,7 @@ def check_rows(table: Table, configs: Mapping[str, Config], root: Path, budget: 
             if (one.part, one.config) == (row.part, row.config)
         ]
         for field, value in flatten(config).items():
-            chosen = field in (*OPEN, "test.num_classes") and not own[field]  # from the images
+            chosen = field in CHOSEN and not own[field]  # from the images
             free = field in FREE and (field == "test.heads" or field not in row.values)
             kept = chosen or free or value == own[field]
             if not kept and any(other[field] != own[field] for other in alike):

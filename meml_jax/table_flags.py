@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from meml_jax.comparison import Line
 from meml_jax.config import Config
 from meml_jax.settings import UnfitPreset, flatten
-from meml_jax.table_sheets import config_of, trainings
+from meml_jax.table_sheets import trainings
 from meml_jax.tables import BUDGETS, OWN_IMAGES, PLACES, Choice, Table, settings
 
 
@@ -81,7 +81,7 @@ def commands(
     rows: dict[tuple[tuple[int, ...], Flags], list[str]] = {}
     for line in trainings(lines):
         own = presets_of(table, line.row, root, presets)
-        flags = flags_for(table, line.row, root, config_of(line), presets=own)
+        flags = flags_for(table, line.row, root, line.config, presets=own)
         rows.setdefault((line.seeds, flags), []).append(line.row)
     return [
         f"python experiments/tables.py {shlex.quote(f'--table={name}')} "

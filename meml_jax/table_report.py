@@ -16,7 +16,7 @@ from meml_jax import markdown, table_figures
 from meml_jax.comparison import Line, columns, label, verdict
 from meml_jax.files import write_atomic
 from meml_jax.learners import LEARNERS
-from meml_jax.table_sheets import Sheet, all_of, config_of, make_sheets, mean_of, parts_of
+from meml_jax.table_sheets import Sheet, all_of, make_sheets, mean_of, parts_of
 from meml_jax.tables import Table
 
 STYLE = """
@@ -122,7 +122,7 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     """
     trained = [line for line in lines if line.results and line.kind != "baseline"]
     known = {name for name, learner in LEARNERS.items() if learner.uses_attention}
-    pooled = [line for line in trained if config_of(line).learner in known]
+    pooled = [line for line in trained if line.config.learner in known]
     for line in sorted(pooled, key=lambda line: (line.kind == "oracle", -(line.steps or 0))):
         inside = f"{line.row}/seed{line.seeds[0]}/figures"
         title = f"{line.title}, seed {line.seeds[0]}"

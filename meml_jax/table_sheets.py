@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from meml_jax import paper, row_settings
 from meml_jax.comparison import (
     COMPARED,
-    SEEDS_FOR_INTERVAL,
     Cell,
     Line,
     columns,
@@ -17,12 +16,12 @@ from meml_jax.comparison import (
     label,
     verdict,
 )
-from meml_jax.config import Config, NetworkConfig
+from meml_jax.config import NetworkConfig
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
+from meml_jax.intervals import SEEDS_FOR_INTERVAL
 from meml_jax.report import FEWEST_STEPS
 from meml_jax.rounding import percent, plain
-from meml_jax.settings import from_dict
 
 KEY = (
     "Accuracy in %, ± half of the 95 % confidence interval of the mean: over seeds where there are "
@@ -35,6 +34,10 @@ NO_VERDICT = {
     "at chance": "At chance: the interval holds the accuracy of guessing.",
     "no spread": "No spread: all runs are equal.",
 }
+ONE_DRAW = (
+    "**Protocol `released`: all runs are on one draw of classes and images.** ± is of the initial "
+    "output layers alone, 0 where a head has none; how far another draw would lie it does not say."
+)
 OTHER_HEADS = (
     "The same trainings, tested in other ways. Bold: the best of this table and of the baselines "
     "above, likewise."
@@ -76,11 +79,6 @@ def trainings(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if any(line is one for one in found.values())]
 
 
-def config_of(line: Line) -> Config:
-    """Settings of a line's first seed."""
-    return from_dict(line.results[0]["config"])
-
-
 def all_of(line: Line, field: str) -> str:
     """List the values of a field over the seeds, of embeddings, trainings and tests, each once."""
     values = (
@@ -116,12 +114,14 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     facts += [told for name, told in NO_VERDICT.items() if name in said]
     if not_run:
         facts.append(f"Not run: {', '.join(not_run)}.")
+    if any(line.config.test.protocol == "released" for line in lines if line.results):
+        facts.append(ONE_DRAW)
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
     if 1 < max(steps, default=0) < FEWEST_STEPS:
         facts.append("**So few steps show that the program runs, and nothing of the method.**")
     facts += row_settings.unlike(lines)
-    datasets = {config_of(line).data.name for line in lines if line.results}
+    datasets = {line.config.data.name for line in lines if line.results}
     longer = max((paper.STEPS.get(dataset, 0) for dataset in datasets), default=0)
     if head == "classes" and max(steps, default=longer) < longer:
         facts.append(f"The paper trains {longer:,} steps.")
@@ -236,7 +236,7 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
 
 def _published_cost(line: Line) -> tuple[int, float] | None:
     """Look up the paper's minutes and GB, where a training is of the kind that it has them for."""
-    config, first, default = config_of(line), line.results[0], NetworkConfig()
+    config, first, default = line.config, line.results[0], NetworkConfig()
     network = (config.network.channels, config.network.hidden)
     as_wide = network == (default.channels, default.hidden)
     plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"

@@ -51,6 +51,12 @@ OWN_IMAGES = ("folder", "npz")
 """Data sets that `--data_root` has no folder of: `data.dir` is the user's."""
 
 PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
+"""Where data lie and come from."""
+
+WITHOUT_INFLUENCE = (
+    *PLACES, "embedding.checkpoint_every", "train.checkpoint_every", "train.log_every",
+    "train.images_on",
+)  # fmt: skip
 """Fields on which no number depends."""
 
 
@@ -66,6 +72,7 @@ class Row:
       part: heading under which the line stands, where a table has several parts.
       config: file in configs/ that the row starts from; the table's if empty.
       beside: name of the row that this one is compared with, run by run; none if empty.
+      published: head to the name of the paper's line, where `lines` has another one.
     """
 
     lines: Mapping[str, str]
@@ -74,6 +81,7 @@ class Row:
     part: str = ""
     config: str = ""
     beside: str = ""
+    published: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,14 +48,13 @@ def program():
     sys.modules["run"] = programs.program()
     spec = importlib.util.spec_from_file_location("tables_program", ROOT / "experiments/tables.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their types
     spec.loader.exec_module(module)
     return module
 
 
 def call(*args):
     """Call the program's `main`: (exit code, standard output, standard error)."""
-    for name in program().FLAGS:
-        program().FLAGS[name].unparse()
     precision = jax.config.jax_default_matmul_precision
     out, err = io.StringIO(), io.StringIO()
     try:

@@ -26,7 +26,7 @@ def test_lines_stand_beside_the_numbers_of_the_paper():
         configs = {row: settings(name, row) for row in table(name).rows}
         for line in comparison.make_lines(table(name), configs, {}):
             found[name, line.title, line.part] = tuple(line.paper.values())
-            named = line.paper or name in ("cost", "best")
+            named = line.paper or name in ("cost", "best") or line.head == "prototype"
             without |= set() if named else {line.title}
     at_train = {f"{m} RS at meta-train {n}" for m in ("OML", "MEML") for n in (200, 500, 1000)}
     assert without == {
@@ -39,6 +39,14 @@ def test_lines_stand_beside_the_numbers_of_the_paper():
         ("omniglot", "MEML RS", ""): (81.6, 56.4, 54.0, 44.6, 34.1, 27.4),
         ("mini_imagenet", "MEML 64 RS", ""): (54.0, 39.0, 31.2, 27.3, 16.4),
         ("slimagenet64", "MEML 1600", ""): (27.2, 16.1, 26.4, 4.2, 8.1, 2.3),
+        ("released", "MEML trained as released", "Tested as the authors' code"): (
+            84.6,
+            37.3,
+            37.5,
+            30.9,
+            25.4,
+            20.7,
+        ),
         ("ood", "MEML", "CUB"): (66.0, 53.3, 28.3, 26.2, 25.6),
         ("ood", "Oracle OML", "CIFAR-100"): (66.0, 45.0, 34.0, 30.0, 29.5),
         ("rehearsal", "OML RS both", ""): (75.9, 56.8, 51.2, 39.7, 30.5, 25.0),
@@ -230,3 +238,32 @@ def test_seeds_on_other_images_are_not_mixed(stored, name):
     lines = comparison.make_lines(table("omniglot"), configs, found)
     titles = {line.title for line in lines if line.row == "meml" and line.head == "sgd"}
     assert titles == {"MEML (seeds 0)", "MEML (seeds 1)"}
+
+
+def test_settings_without_influence_do_not_part_seeds():
+    def parts(fields):
+        configs = [settings("omniglot", "meml", seed=s) for s in range(3)]
+        configs[0] = override(configs[0], fields)
+        stored = {"meml": {c.seed: results(c, sgd=(0.5, 0.6)) for c in configs}}
+        own = {row: settings("omniglot", row) for row in table("omniglot").rows}
+        lines = comparison.make_lines(table("omniglot"), own, stored)
+        return [(x.title, x.seeds) for x in lines if x.head in ("sgd", "pixels") and x.cells]
+
+    whole = [("MEML", (0, 1, 2)), (curves.NAMES["pixels"], (0, 1, 2))]
+    assert parts({"train.log_every": 1, "train.checkpoint_every": 7, "data.dir": "x"}) == whole
+    first, second, *pixels = parts({"inner.lr": 0.5})
+    assert first == ("MEML (seeds 0)", (0,)) and second == ("MEML (seeds 1, 2)", (1, 2))
+    assert {seeds for _, seeds in pixels} == {(0,), (1, 2)}
+    assert len({title for title, _ in pixels}) == 2 and all("beside meml" in t for t, _ in pixels)
+
+
+def test_one_draw_for_all_runs_is_said():
+    def text(protocol):
+        config = override(settings("omniglot", "meml"), {"test.protocol": protocol})
+        stored = {"meml": {0: results(config, sgd=(0.5, 0.6))}}
+        own = {row: settings("omniglot", row) for row in table("omniglot").rows}
+        lines = comparison.make_lines(table("omniglot"), own, stored)
+        return table_sheets.make_sheets(lines)[0].text
+
+    assert "all runs are on one draw of classes" in text("released")
+    assert "one draw" not in text("clean")

@@ -41,11 +41,11 @@ def test_accuracy_curve(tmp_path):
     assert not np.array_equal(before, check(plain, tmp_path))
 
 
-def test_accuracy_curve_of_one_point_without_interval_or_comparisons(tmp_path):
+def test_accuracy_curve_of_one_point_without_spread_or_comparisons(tmp_path):
     results = copy.deepcopy(RESULTS)
     del results["comparisons"]
     results["meta_test"]["points"] = [
-        {**results["meta_test"]["points"][0], "ci95": None, "learning_rate": None}
+        {**results["meta_test"]["points"][0], "ci95": 0.0, "learning_rate": None}
     ]
     figures.accuracy_curve(results, tmp_path / "a.png")
     pixels = check(tmp_path / "a.png", tmp_path)

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from meml_jax import files, paper, report, rounding, run_facts
-from meml_jax.config import EmbeddingConfig
+from meml_jax import files, paper, report, rounding, run_facts, seeds
+from meml_jax.config import Config, EmbeddingConfig
 from meml_jax.embeddings import EMBEDDINGS
 from meml_jax.types import UserError
 
@@ -125,12 +125,11 @@ def test_what_is_not_known_is_left_out():
     results = copy.deepcopy(RESULTS)
     results |= {"dataset": "glyphs", "clustering": None, "embedding": None}
     results["meta_train"]["peak_bytes"] = None
-    results["meta_test"]["points"][0]["ci95"] = None
     del results["comparisons"]
     text = report.render(results)
     assert "(paper)" not in text and "Clusters" not in text and "Figures" not in text
     assert "- peak memory (MiB): not measured" in text
-    assert cells(text, "meml (sgd head)") == ["84.6", "96.3 ± 1.4"]
+    assert cells(text, "meml (sgd head)") == ["84.6 ± 1.4", "96.3 ± 1.4"]
     assert "None" not in text
 
 
@@ -205,3 +204,44 @@ def test_write_atomic_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
         files.write_atomic(path, "newer")
     assert path.read_bytes() == b"new\r\n"
     assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def of_seeds(counts, accuracies):
+    """Results of several seeds, each with one accuracy at each number of classes."""
+
+    def points(a):
+        return [
+            make_point(n, share) | {"accuracies": [share, share + 0.02], "iid_accuracy": None}
+            for n, share in zip(counts, a, strict=True)
+        ]
+
+    each = [
+        RESULTS
+        | {"seed": seed, "comparisons": [], "clustering": {}}
+        | {"meta_train": {"steps": 100}, "config": {}}
+        | {"meta_test": RESULTS["meta_test"] | {"points": points(a)}}
+        for seed, a in enumerate(accuracies)
+    ]
+    return seeds.combine(each, Config())
+
+
+def test_accuracies_of_seeds_stand_under_their_numbers_of_classes():
+    text = report.render(of_seeds((50, 10), [(0.5, 0.1), (0.52, 0.12), (0.54, 0.14)]))
+    table = text[text.index("Each seed's result") :]
+    assert cells(table, "classes") == ["50", "10"]
+    assert cells(table, "seed 1") == ["53.0", "13.0"]
+    assert "**Only 100 meta-steps:" in text
+
+
+def test_two_seeds_show_the_interval_over_their_runs():
+    three = report.render(of_seeds((10,), [(0.5,), (0.6,), (0.7,)]))
+    assert "with intervals over seeds" in three and "too few" not in three
+    two = report.render(of_seeds((10,), [(0.5,), (0.6,)]))
+    half = 4.302653 * (2 * 0.0002 / 2) ** 0.5 / 2  # variances 0.0002, t of two degrees of freedom
+    assert cells(two, "meml (sgd head)") == [f"56.0 ± {100 * half:.1f}"]
+    assert "too few for an interval over seeds" in two
+
+
+def test_one_step_is_no_training_that_fell_short():
+    results = RESULTS | {"meta_train": RESULTS["meta_train"] | {"steps": 1}}
+    assert "**Only" not in report.render(results)

@@ -10,7 +10,7 @@ import numpy as np
 import programs
 import pytest
 
-from meml_jax import environment, report, seeds
+from meml_jax import environment, intervals, report, seeds
 from meml_jax.config import Config
 from meml_jax.results import points_version, product_versions
 from meml_jax.settings import override
@@ -36,7 +36,7 @@ def point(accuracies, *, rate=0.01, train=0.5):
 def test_statistics_are_by_hand():
     accuracies = np.array([[0.5, 0.7, 0.6], [0.8, 0.8, 0.8], [0.4, 0.5, 0.3]])
     rates = (0.1, 0.1, 0.01)
-    found = seeds.combine_points(
+    found = intervals.combine_points(
         [point(a, rate=r, train=t) for a, r, t in zip(accuracies, rates, (1, 0, 0.5), strict=True)]
     )
     means = np.array([0.6, 0.8, 0.4])
@@ -59,10 +59,10 @@ def test_statistics_are_by_hand():
 
 def test_seeds_without_differences_have_an_interval_of_zero_and_their_order_does_not_count():
     same = [point([0.5, 0.7])] * 4
-    assert seeds.combine_points(same)["ci95"] == 0.0
-    assert seeds.combine_points(same)["learning_rate"] == 0.01
+    assert intervals.combine_points(same)["ci95"] == 0.0
+    assert intervals.combine_points(same)["learning_rate"] == 0.01
     parts = [point([0.5, 0.7]), point([0.2, 0.3]), point([0.9, 0.8])]
-    one, other = seeds.combine_points(parts), seeds.combine_points(parts[::-1])
+    one, other = intervals.combine_points(parts), intervals.combine_points(parts[::-1])
     assert one["accuracy"] == pytest.approx(other["accuracy"])
     assert one["ci95"] == pytest.approx(other["ci95"])
 
@@ -73,7 +73,9 @@ def test_the_interval_covers_what_a_new_seed_adds():
     covered = np.zeros(2)
     for _ in range(400):
         level = 0.5 + 0.1 * rng.normal(size=(5, 1))
-        found = seeds.combine_points([point(a) for a in level + 0.05 * rng.normal(size=(5, 20))])
+        found = intervals.combine_points(
+            [point(a) for a in level + 0.05 * rng.normal(size=(5, 20))]
+        )
         half = np.array([found["ci95"], found["within_seeds"]["ci95"]])
         covered += np.abs(found["accuracy"] - 0.5) < half
     assert 0.92 < covered[0] / 400 < 0.98 and covered[1] / 400 < 0.5
@@ -204,7 +206,8 @@ def test_a_report_of_episodes_over_seeds():
             "episodes": {"ways": 4, "shots": 1}
         },
         "meta_test": {
-            "protocol": "few_shot", "head": "adapted", "points": [seeds.combine_points(points[0])],
+            "protocol": "few_shot", "head": "adapted",
+            "points": [intervals.combine_points(points[0])],
         },
     }  # fmt: skip
     text = report.render(json.loads(json.dumps(found)))

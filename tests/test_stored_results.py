@@ -349,3 +349,19 @@ def test_results_of_another_version_of_the_embedding_are_not_finished(tmp_path, 
     assert product_versions(oracle) == {}
     start = {"train.init": "embedding", "embedding.name": "contrastive"}
     assert product_versions(override(oracle, start)) == {"embedding": 1, "init": INIT_VERSION}
+
+
+def test_a_block_of_other_settings_has_no_results_that_are_to_be_done_again(tmp_path, mini, done):
+    path = tmp_path / "doc.md"
+    flags = (f"--table={mini}", f"--results={tmp_path}", f"--write_docs={path}")
+    assert call(*flags, "--rows=oracle,meml", "--label=short")[0] == 0
+    longer = (*flags, "--label=long", "--config.train.steps=80")
+    # Of two rows the second holds its old results when the first is done.
+    assert call(*longer, "--rows=oracle,meml")[0] == 0
+    for row in ("oracle", "meml"):
+        kept = tmp_path / "doc" / "long" / "mini" / row / "seed0" / "results.json"
+        assert json.loads(kept.read_text())["config"]["train"]["steps"] == 80
+    assert call(*longer, "--rows=oracle,meml")[0] == 0
+    done.clear()
+    # What is not asked for stays as it is: of a row in the block alone, nothing is missed.
+    assert call(*longer, "--rows=oracle")[0] == 0 and not done

@@ -142,12 +142,10 @@ def test_rows_that_start_from_several_files_take_the_presets_that_they_have(tmp_
 
 def test_how_long_and_what_of_a_row_is_tested_is_free():
     """Though another row of the part is one that is hardly trained, and tested in one way."""
-    flags = ("--table=best", "--rows=meml", "--config.train.steps=5", "--report_only")
+    flags = ("--table=best", "--rows=meml", "--config.train.steps=5")
     flags += ("--config.test.heads=(prototype,)", f"--results={ROOT / 'nowhere'}")
     with contextlib.redirect_stdout(io.StringIO()):
-        _, runs = program().parse(["tables.py", *flags])
-    for name in program().FLAGS:
-        program().FLAGS[name].unparse()
+        runs = program().parse(["tables.py", *flags]).runs
     assert runs["meml", 0].test.heads == ("prototype",) and runs["meml", 0].train.steps == 5
 
 
@@ -239,6 +237,15 @@ def test_one_dash_is_as_good_as_two():
     assert program().split_overrides(argv) == split
 
 
+def test_a_bool_needs_no_value():
+    argv = ["t", "--config.a.b", "--rows=c", "--noconfig.d", "--config.e"]
+    overrides = ("--config.a.b=true", "--config.d=false", "--config.e=true")
+    assert program().split_overrides(argv) == (overrides, ["t", "--rows=c"])
+    flags = ("--table=best", "--rows=meml", "--config.data.skip_bad", "--noconfig.test.iid")
+    config = program().parse(["tables.py", *flags]).runs["meml", 0]
+    assert config.data.skip_bad and not config.test.iid
+
+
 def test_help_shows_how():
     code, text, _ = call("--help")
     assert code == 0 and "--table=omniglot" in text and "--report_only" in text
@@ -276,7 +283,7 @@ def test_a_row_whose_folder_cannot_be_used_stops_no_other(tmp_path, mini, done):
 def test_a_report_that_cannot_be_written_does_not_stop_the_rows(
     tmp_path, mini, done, monkeypatch, kind
 ):
-    def write_report(table):
+    def write_report(asked):
         raise kind("the marks are gone")
 
     monkeypatch.setattr(program(), "write_report", write_report)

@@ -51,5 +51,4 @@ TABLE = Table(
     title="Beyond the paper: Omniglot, preset best",
     config="configs/omniglot.py",
     rows=_rows(RANDOM, "") | _rows(OFFICIAL, "_official"),
-    smoke={"test.num_classes": (10, 50)},
 )

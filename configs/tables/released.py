@@ -21,7 +21,14 @@ def _rows(protocol: str, end: str) -> dict[str, Row]:
 
     def row(title: str, presets: str, beside: str) -> Row:
         lines = {"sgd": title, "prototype": f"{title}, prototype head"}
-        return Row(lines, presets, values, PARTS[protocol], beside=beside and beside + end)
+        return Row(
+            lines,
+            presets,
+            values,
+            PARTS[protocol],
+            beside=beside and beside + end,
+            published={"sgd": "MEML"},
+        )
 
     return {
         "meml" + end: row("MEML", "", ""),
