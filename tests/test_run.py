@@ -351,7 +351,7 @@ def test_a_config_file_with_an_error(tmp_path, text, message):
     ("text", "message"),
     [
         ("def get_config():\n    return {'seed': 1}\n", "returned a dict, expected a ConfigDict"),
-        ("raise SystemExit(0)\n", "the file --config ends the program (0), expected get_config"),
+        ("raise SystemExit(0)\n", "mine.py, line 1: ends the program (0), expected a file that"),
     ],
 )
 def test_a_config_file_without_settings(tmp_path, text, message):
