@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meml_jax import meta_test
 from meml_jax.comparison import At, Cell, Line, combine, points_of
+from meml_jax.intervals import summarise
 from meml_jax.stored_results import IMAGES
 
 TEST = ("protocol", "num_classes", "shots", "queries", "runs", "episodes", "ways_shots")
@@ -84,5 +84,5 @@ def _paired(
     for at, a in points_of(ours, head).items():
         if at in other and len(a["accuracies"]) == len(other[at]["accuracies"]):
             change = np.subtract(a["accuracies"], other[at]["accuracies"])
-            found[at] = {**a, **meta_test.summarise(change, num_classes=a["num_classes"])}
+            found[at] = {**a, **summarise(change, num_classes=a["num_classes"])}
     return found

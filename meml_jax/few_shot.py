@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from meml_jax import encoding, losses, meta_test, trajectories
+from meml_jax import encoding, losses, trajectories
 from meml_jax.config import Config, InnerConfig
 from meml_jax.episodes import EpisodeSpec, make_spec, sample_episode
 from meml_jax.inner import adapt, pooled_logits
+from meml_jax.intervals import summarise
 from meml_jax.keys import key_for
 from meml_jax.learners import Learner, get_learner
 from meml_jax.networks import Network, reset_class_rows
@@ -162,7 +163,7 @@ def evaluators(
         return spec, jax.random.split(key, settings.episodes)
 
     def point(accuracies: Array, ways: int, shots: int) -> dict[str, Any]:
-        summary = meta_test.summarise(np.asarray(accuracies, np.float64), num_classes=ways)
+        summary = summarise(np.asarray(accuracies, np.float64), num_classes=ways)
         return summary | {"shots": shots, "learning_rate": None, "train_accuracy": None}
 
     def adapted(ways_shots: tuple[int, int]) -> dict[str, Any]:

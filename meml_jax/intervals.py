@@ -1,4 +1,4 @@
-"""Intervals of accuracies over several seeds, and over the runs of each."""
+"""Intervals of accuracies over runs, and over several seeds of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,25 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from meml_jax import meta_test
-
 SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says nothing
+
+
+def summarise(accuracies: np.ndarray, *, num_classes: int) -> dict:
+    """Mean, standard deviation and half-width of the 95 % interval (Student's t) over runs.
+
+    Of two runs or more: of one, both are not a number.
+    """
+    runs, std = len(accuracies), float(np.std(accuracies, ddof=1))
+    quantile = float(scipy.stats.t.ppf(0.975, runs - 1))
+    return {
+        "num_classes": num_classes,
+        "runs": runs,
+        "accuracy": float(np.mean(accuracies)),
+        "std": std,
+        "ci95": quantile * std / runs**0.5,
+        "chance": 1.0 / num_classes,
+        "accuracies": [float(a) for a in accuracies],
+    }
 
 
 def within_seeds(runs: Sequence[np.ndarray]) -> dict[str, float]:
@@ -45,7 +61,7 @@ def combine_points(points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first, num_classes = points[0], points[0]["num_classes"]
     means = [float(np.mean(point["accuracies"])) for point in points]
     runs = [np.array(point["accuracies"]) for point in points]
-    over_seeds = meta_test.summarise(np.array(means), num_classes=num_classes)
+    over_seeds = summarise(np.array(means), num_classes=num_classes)
 
     def mean(name: str) -> float | None:
         values = [point[name] for point in points if point.get(name) is not None]

@@ -9,11 +9,11 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from meml_jax import heads
 from meml_jax.config import TestConfig
 from meml_jax.heads import HEADS
+from meml_jax.intervals import summarise
 from meml_jax.networks import Network
 from meml_jax.trajectories import Pool, Trajectory, draw_trajectories, most_classes
 from meml_jax.types import Array, Params, Split, TaskTable, UserError
@@ -81,22 +81,6 @@ def run_accuracies(correct: Any, *, protocol: str) -> np.ndarray:
         return correct.mean(axis=1)
     starts = range(0, correct.shape[1], RELEASED_BATCH)
     return np.mean([correct[:, i : i + RELEASED_BATCH].mean(axis=1) for i in starts], axis=0)
-
-
-def summarise(accuracies: np.ndarray, *, num_classes: int) -> dict:
-    """Mean, standard deviation and half-width of the 95 % interval (Student's t) over runs."""
-    runs = len(accuracies)
-    std = float(np.std(accuracies, ddof=1)) if runs > 1 else 0.0
-    quantile = float(scipy.stats.t.ppf(0.975, runs - 1)) if runs > 1 else 0.0
-    return {
-        "num_classes": num_classes,
-        "runs": runs,
-        "accuracy": float(np.mean(accuracies)),
-        "std": std,
-        "ci95": quantile * std / runs**0.5,
-        "chance": 1.0 / num_classes,
-        "accuracies": [float(a) for a in accuracies],
-    }
 
 
 def prototype_point(key: Array, pool: Pool, config: TestConfig, *, num_classes: int) -> dict:
