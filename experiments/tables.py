@@ -252,8 +252,8 @@ def write_report(asked: Asked) -> None:
     with lock_beside(folder / "report", wait=True):  # no process leaves an older one
         stored = of_rows(stored_results.read(folder, say=say))
         lines = lines_of(asked, stored)
-        drawn = table_report.draw(folder, table, lines)
-        shown = drawn | table_report.draw_costs(folder, table, lines)
+        shown = table_report.draw(folder, table, lines)
+        shown |= table_report.draw_costs(folder, table, lines)
         table_report.write(folder, table, lines, told(asked, lines), shown)
     say(f"report: {folder / 'report.html'}")
     if document:
@@ -261,7 +261,8 @@ def write_report(asked: Asked) -> None:
             kept = asked.kept(document)
             new = stored_results.without_outdated(stored, asked.runs)
             every = of_rows(stored_results.keep(new, kept))
-            for name in table_report.of_trainings(drawn) if asked.figures else []:
+            drawn = table_report.of_a_training(folder, lines_of(asked, new))
+            for name in drawn if asked.figures else []:
                 write_atomic(kept / name, (folder / name).read_bytes())
             write_block(asked, document, every)
 

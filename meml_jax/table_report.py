@@ -50,7 +50,7 @@ def draw(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
         if any(line.cells or line.paper for line in here):
             table_figures.draw(here, folder / f"{name}.png", title=heading)
             figures[f"{name}.png"] = title
-    return figures | _of_a_training(folder, lines)
+    return figures | of_a_training(folder, lines)
 
 
 def draw_costs(folder: Path, table: Table, lines: Sequence[Line]) -> dict[str, str]:
@@ -115,7 +115,7 @@ def document_text(
     return "\n\n".join([f"## {heading}", _code(commands), *sheets, *_images(figures)])
 
 
-def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
+def of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     """Name the figures of one training, if it has drawn them: attention, and feature maps.
 
     It is the longest unsupervised one that pools by attention, else the longest that does.
@@ -135,11 +135,6 @@ def _of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
         if all((folder / name).exists() for name in shown):
             return shown
     return {}
-
-
-def of_trainings(figures: Mapping[str, str]) -> list[str]:
-    """List the figures that a training has drawn, of those that `draw` returns."""
-    return [name for name in figures if not name.startswith("figures/")]
 
 
 def csv_text(lines: Sequence[Line]) -> str:

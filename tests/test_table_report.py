@@ -115,7 +115,7 @@ def test_the_figures_of_an_oracle_are_of_true_classes(tmp_path):
     found = {"oracle_meml": {3: results(settings("omniglot", "oracle_meml"), sgd=(0.9, 0.9))}}
     configs = {row: settings("omniglot", row) for row in table("omniglot").rows}
     lines = comparison.make_lines(table("omniglot"), configs, found)
-    assert list(table_report._of_a_training(tmp_path, lines).values()) == [
+    assert list(table_report.of_a_training(tmp_path, lines).values()) == [
         "Oracle MEML, seed 3: attention in some true classes",
         "Oracle MEML, seed 3: images of some true classes, and what the convolutions make of them",
     ]
