@@ -19,6 +19,8 @@ import jax
 from absl import flags
 
 from meml_jax import devices
+from meml_jax.config import Config
+from meml_jax.settings import flatten
 from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 
@@ -34,21 +36,32 @@ def split_overrides(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
 
     They are `--config.a.b=value` and `--config.a.b value`; of a bool, `--config.a.b` and
     `--noconfig.a.b` too.
+
+    Raises:
+      UserError: no value, of a field that is no bool.
     """
     overrides, rest, left = [], [], list(reversed(argv))
     while left:
         arg = left.pop()
         if re.match("-[A-Za-z]", arg):  # as absl takes it
             arg = f"-{arg}"
-        if arg.startswith("--noconfig."):
+        if arg.startswith("--noconfig.") and _is_bool(arg.removeprefix("--noconfig.")):
             overrides.append(f"--{arg.removeprefix('--no')}=false")
-        elif arg.startswith("--config."):
-            alone = "=" not in arg and (not left or left[-1].startswith("--"))
-            value = "true" if alone else "" if "=" in arg else left.pop()
-            overrides.append(arg if "=" in arg else f"{arg}={value}")
-        else:
+        elif not arg.startswith("--config."):
             rest.append(arg)
+        elif "=" in arg:
+            overrides.append(arg)
+        elif left and not re.match("--?[A-Za-z]", left[-1]):
+            overrides.append(f"{arg}={left.pop()}")
+        elif _is_bool(arg.removeprefix("--config.")):
+            overrides.append(f"{arg}=true")
+        else:
+            raise UserError(f"{arg} has no value; write {arg}=VALUE")
     return tuple(overrides), rest
+
+
+def _is_bool(field: str) -> bool:
+    return isinstance(flatten(Config()).get(field), bool)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,8 @@ names, or where `--config.data.dir` says. Exit code 1: a row failed, or its repo
 done. Rows that another process is still at are no failure; the last lines name them.
 
 The results that a document's block is made of are kept beside the document, for docs/results.md in
-docs/results/LABEL/TABLE: those in RESULTS are added there, what else is there stays in the block.
+docs/results/LABEL/TABLE: those of the runs asked for are added there, with `--report_only` all in
+RESULTS; what else is there stays in the block.
 `--results=docs/results/LABEL --report_only` with the same `--table`, `--label`, `--presets` and
 `--write_docs` makes the block from them alone; `--nofigures`: without figures.
 """
@@ -107,6 +108,10 @@ class Asked:
     def kept(self, document: Path) -> Path:
         """Folder beside the document that keeps what its block is made of."""
         return documents.beside(document) / self.label / self.folder.name
+
+    def only(self, stored: stored_results.Stored) -> stored_results.Stored:
+        """Results that come to the block: of the runs asked for, with `--report_only` all."""
+        return stored if self.report_only else stored_results.of_runs(stored, self.runs)
 
 
 def define_flags() -> flags.FlagValues:
@@ -241,7 +246,7 @@ def do_all(asked: Asked) -> list[str]:
 def write_report(asked: Asked) -> None:
     """Write the report of what is stored, and the block of the document that the user named.
 
-    What the runs asked for will replace is in the report until they have; it is not in the block.
+    All that is stored is in the report; to the block come the results of the runs asked for.
     """
     table, folder, document = asked.table, asked.folder, asked.document
     of_rows = functools.partial(stored_results.of_rows, rows=table.rows, say=say)
@@ -259,7 +264,7 @@ def write_report(asked: Asked) -> None:
     if document:
         with documents.locked(document):
             kept = asked.kept(document)
-            new = stored_results.without_outdated(stored, asked.runs)
+            new = asked.only(stored)
             every = of_rows(stored_results.keep(new, kept))
             drawn = table_report.of_a_training(folder, lines_of(asked, new))
             for name in drawn if asked.figures else []:
@@ -308,8 +313,7 @@ def check_document(asked: Asked, document: Path) -> None:
     documents.check(document, asked.block, kept)
     stored_results.check_kept(every, kept, asked.runs)
     if kept.resolve() != folder.resolve():
-        new = stored_results.without_outdated(stored, asked.runs)
-        stored_results.check_keeping(new, every, kept)
+        stored_results.check_keeping(asked.only(stored), every, kept)
 
 
 def lines_of(asked: Asked, stored: stored_results.Stored) -> list[comparison.Line]:

@@ -199,7 +199,8 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
         beside = [", ".join(line.row for line in lines) for lines in groups]
         for place, (lines, name) in enumerate(zip(groups, tested, strict=True)):
             if tested.count(name) > 1:  # in another way, or with other seeds
-                name += f", beside {beside[place]}"
+                where = "" if len(set(tested)) == 1 else f"{name}, "
+                name = f"{where}beside {beside[place]}"
                 if beside.count(beside[place]) > 1:
                     name += f", seeds {', '.join(map(str, lines[0].seeds))}"
             title = lines[0].title + f" ({name})" * (len(groups) > 1)

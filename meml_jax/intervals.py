@@ -14,10 +14,11 @@ SEEDS_FOR_INTERVAL = 3  # of two, the interval is 12.7 standard errors: it says 
 def summarise(accuracies: np.ndarray, *, num_classes: int) -> dict:
     """Mean, standard deviation and half-width of the 95 % interval (Student's t) over runs.
 
-    Of two runs or more: of one, both are not a number.
+    Of one run, as at validation, both are 0.
     """
-    runs, std = len(accuracies), float(np.std(accuracies, ddof=1))
-    quantile = float(scipy.stats.t.ppf(0.975, runs - 1))
+    runs = len(accuracies)
+    std = float(np.std(accuracies, ddof=1)) if runs > 1 else 0.0
+    quantile = float(scipy.stats.t.ppf(0.975, runs - 1)) if runs > 1 else 0.0
     return {
         "num_classes": num_classes,
         "runs": runs,

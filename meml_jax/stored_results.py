@@ -44,6 +44,10 @@ _DAMAGE = (
 """What reading a file that holds anything may raise."""
 
 
+_OF_A_CACHE = ("data.cache_dir", "data.download_timeout")
+"""Fields on which not even the images depend."""
+
+
 class EarlierVersion(UserError):
     """Results that an earlier version made, which results of this one may replace."""
 
@@ -174,22 +178,22 @@ def finished(config: Config, workdir: Path) -> bool:
         _, stored = _useful(workdir / "results.json")
     except _DAMAGE:
         return False
-    same = not differing(stored, config, free=("data.cache_dir", "data.download_timeout"))
+    same = not differing(stored, config, free=_OF_A_CACHE)
     return same and (workdir / "report.md").exists()
 
 
-def without_outdated(stored: Stored, wanted: Mapping[tuple[str, int], Config]) -> Stored:
-    """Leave out results that a run asked for will replace: its settings are not those wanted.
+def of_runs(stored: Stored, wanted: Mapping[tuple[str, int], Config]) -> Stored:
+    """Keep the results that are those of runs asked for: of these rows, seeds and settings.
 
     Args:
       stored: of `read`.
-      wanted: settings by row and seed; of others, what is stored stays.
+      wanted: settings by row and seed.
     """
 
     def fits(row: str, seed: int, results: Mapping[str, Any]) -> bool:
         config = wanted.get((row, seed))
-        return config is None or not differing(
-            from_dict(results["config"]), config, free=WITHOUT_INFLUENCE
+        return config is not None and not differing(
+            from_dict(results["config"]), config, free=_OF_A_CACHE
         )
 
     kept = {

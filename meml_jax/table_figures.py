@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from meml_jax.comparison import At, Line, columns, label
 
 _FILLS = ("full", "none", "left")  # of markers, by head
 _THEIRS = " (paper)"
+_DASHES = ("-.", ":", (0, (6, 2, 1, 2, 1, 2)))  # of baselines
 TOGETHER = 3  # rows whose curves, and the paper's of the same, one panel holds
 Looks = Mapping[str, dict[str, Any]]
 """Colour and marker of each row."""
@@ -68,7 +71,7 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(1.0, *(panel.dataLim.y1 for panel in row_))))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-            names = [title.removesuffix(f", {name}") for title in handles]
+            names = [textwrap.fill(title.removesuffix(f", {name}"), 40) for title in handles]
             last.legend(list(handles.values()), names, **place)
         said = "ours with 95 % interval" + ", and the paper's, dashed and hollow" * published
         figure.suptitle(f"{title}\n{said}", fontsize=11)
@@ -144,11 +147,13 @@ def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> di
 
 
 def _paper(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:
-    """Draw the paper's numbers: handles by the name of the line and `_THEIRS`."""
-    handles = {}
+    """Draw the paper's numbers, each once: handles by the name of the line and `_THEIRS`."""
+    handles: dict[str, Any] = {}
+    drawn: list[Mapping[At, Any]] = []
     for i, line in enumerate(lines):
         known = [place for place in at if place in line.paper]
-        if known:
+        if known and line.paper not in drawn:
+            drawn.append(line.paper)
             x = _places(ax, at, known) + (0 if _is_curve(at) else 0.08 * (i - len(lines) / 2))
             look = looks[line.row] | {"mfc": "white"}
             style = _joined(at) or {"ls": "--"}
@@ -167,7 +172,7 @@ def _unlearned(ax: Axes, lines: Sequence[Line], at: Sequence[At]) -> dict[str, A
     """Draw in gray what learns nothing: baselines and chance."""
     handles = {}
     baselines = [line for line in lines if line.kind == "baseline"]
-    for line, dashes in zip(baselines, ("-.", ":"), strict=False):
+    for line, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
         name = line.title.removeprefix("baseline: ")
         known = [place for place in at if place in line.cells]
         y = [100 * line.cells[place].accuracy for place in known]

@@ -114,8 +114,7 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     facts += [told for name, told in NO_VERDICT.items() if name in said]
     if not_run:
         facts.append(f"Not run: {', '.join(not_run)}.")
-    if any(line.config.test.protocol == "released" for line in lines if line.results):
-        facts.append(ONE_DRAW)
+    facts += [ONE_DRAW] * any(map(_of_one_draw, lines))
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
     if 1 < max(steps, default=0) < FEWEST_STEPS:
@@ -131,6 +130,10 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     if any(1 < n < SEEDS_FOR_INTERVAL for n in seeds):
         facts.append("± of two seeds is that of their mean, over the runs of each.")
     return Sheet(heading, " ".join(facts), [head, "steps", "seeds", "runs", *map(label, at)], rows)
+
+
+def _of_one_draw(line: Line) -> bool:
+    return bool(line.results) and line.config.test.protocol == "released"
 
 
 def _cell(line: Line, at: Any, *, bold: bool) -> str:
@@ -160,6 +163,7 @@ def _differences(lines: Sequence[Line]) -> list[Sheet]:
         "(classes, images, order); ± as above, each seed's in brackets."
     )
     facts = [text, *row_settings.unlike([line for one in found for line in one.lines])]
+    facts += [ONE_DRAW] * any(_of_one_draw(line) for one in found for line in one.lines)
     header = ["rows", "seeds", *map(label, at)]
     return [Sheet(heading, " ".join(facts), header, rows)] if rows else []
 

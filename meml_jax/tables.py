@@ -169,7 +169,10 @@ def _check_types(table: Table) -> None:
             raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")
         texts = (*row.lines, *row.lines.values(), row.presets, row.part, row.config, row.beside)
         texts_only = all(isinstance(text, str) and text.isprintable() for text in texts)
-        if not (isinstance(row.values, Mapping) and texts_only):
+        named = isinstance(row.published, Mapping) and all(
+            isinstance(text, str) for text in (*row.published, *row.published.values())
+        )
+        if not (isinstance(row.values, Mapping) and texts_only and named):
             raise UserError(f"got row {name!r} = {row!r}, expected one-line text, values by field")
         if unknown := sorted(set(row.lines) - set(NAMES)):
             raise UserError(

@@ -499,6 +499,8 @@ def test_the_interval_is_students():
     assert point["accuracy"] - point["ci95"] == pytest.approx(low)
     assert point["accuracy"] + point["ci95"] == pytest.approx(high)
     assert point["std"] == pytest.approx(values.std(ddof=1)) and point["chance"] == 0.05
+    single = intervals.summarise(values[:1], num_classes=20)
+    assert single["std"] == single["ci95"] == 0.0
 
 
 # What cannot work is refused before anything runs (B8, T2).

@@ -238,9 +238,12 @@ def test_one_dash_is_as_good_as_two():
 
 
 def test_a_bool_needs_no_value():
-    argv = ["t", "--config.a.b", "--rows=c", "--noconfig.d", "--config.e"]
-    overrides = ("--config.a.b=true", "--config.d=false", "--config.e=true")
+    argv = ["t", "--config.test.iid", "-rows=c", "--noconfig.test.iid", "--config.data.skip_bad"]
+    overrides = ("--config.test.iid=true", "--config.test.iid=false", "--config.data.skip_bad=true")
     assert program().split_overrides(argv) == (overrides, ["t", "--rows=c"])
+    for wrong in (["--config.data.cache_dir"], ["--config.data.dir", "--rows=c"]):
+        with pytest.raises(UserError, match="has no value; write --config.data.*=VALUE"):
+            program().split_overrides(["t", *wrong])
     flags = ("--table=best", "--rows=meml", "--config.data.skip_bad", "--noconfig.test.iid")
     config = program().parse(["tables.py", *flags]).runs["meml", 0]
     assert config.data.skip_bad and not config.test.iid
