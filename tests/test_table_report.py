@@ -45,7 +45,7 @@ def test_report(stored):
     assert ", OML RS, OML single, MEML mean, MEML RS." in text and "holds the accuracy" not in text
     # One with the seeds of each row, as they decide on what is tested.
     for rows, seeds, runs in (("oracle_oml, oml", "0", "2"), ("meml", "0, 1", "4")):
-        tested = f"(test classes of omniglot, beside {rows})"
+        tested = f"(beside {rows})"
         assert cells(text, f"{PIXELS} {tested}")[:3] == ["-", seeds, runs]
     assert cells(text, "chance")[3:5] == ["10.0", "2.0"]
     # The oracle's prototype head is as good as theirs, and not in bold.
