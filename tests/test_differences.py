@@ -25,6 +25,7 @@ def line(row, accuracies, *, beside="", head="sgd"):
     results = tuple(
         {
             "content_hash": "a",
+            "config": dataclasses.asdict(Config()),
             "meta_test": {"head": head, "points": [point(runs)]},
             "comparisons": [{"head": "other", "points": [point([0.1, 0.1])]}],
         }
