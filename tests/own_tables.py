@@ -48,7 +48,6 @@ def program():
     sys.modules["run"] = programs.program()
     spec = importlib.util.spec_from_file_location("tables_program", ROOT / "experiments/tables.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their types
     spec.loader.exec_module(module)
     return module
 
