@@ -84,9 +84,6 @@ def parse(argv: list[str]) -> tuple[Config, Path, str]:
 
 def start_jax(config: Config) -> None:
     """Set the precision, keep what is compiled, name the device, warn where a GPU lies idle."""
-    precisions = ("default", "high", "highest")
-    if config.precision not in precisions:
-        raise UserError(f"precision={config.precision!r}, expected one of {precisions}")
     jax.config.update("jax_default_matmul_precision", config.precision)
     keep_compiled(cache.folder(None), report=say)
     say(f"device: {device_name()}, jax {jax.__version__}, precision {config.precision}")

@@ -25,6 +25,7 @@ from meml_jax.model import make_model, train_call
 from meml_jax.settings import PRESETS, flatten, override
 from meml_jax.types import Clusters, Dataset, UserError
 
+PRECISIONS = ("default", "high", "highest")
 LEAST = {
     "seeds": 1,
     "network.channels": 1,
@@ -55,6 +56,8 @@ def before_loading(config: Config) -> None:
       UserError: names the field.
     """
     values = flatten(config)
+    if config.precision not in PRECISIONS:
+        raise UserError(f"precision={config.precision!r}, expected one of {PRECISIONS}")
     for field, least in LEAST.items():
         if values[field] < least:
             raise UserError(f"{field}={values[field]}, expected at least {least}")
@@ -101,6 +104,7 @@ def before_loading(config: Config) -> None:
     get_learner(config.learner)
     training.check(config.train)
     rounds.check(config)
+    meta_test.check_settings(config.test)
 
 
 def before_training(config: Config, dataset: Dataset) -> None:

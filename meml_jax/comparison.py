@@ -5,42 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from meml_jax import paper
+from meml_jax.cells import NO_WIDTH, Cell, combine
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
-from meml_jax.intervals import combine_points, half_width
 from meml_jax.paper import Published
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
 from meml_jax.tables import WITHOUT_INFLUENCE, Row, Table
-
-NO_WIDTH = 1e-9  # what rounding leaves between equal accuracies, and of their spread
-COMPARED = ("above", "within", "below")
-"""What a verdict says of ours and the paper's; any other one says why nothing can be said."""
+from meml_jax.types import UserError
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
-
-
-class Cell(NamedTuple):
-    """A measured accuracy.
-
-    Attributes:
-      accuracy: mean over runs and seeds, in [0, 1].
-      ci95: half of the 95 % interval, see `combine`.
-      runs: of all seeds together.
-      chance: accuracy of guessing.
-      by_seed: mean of each seed.
-    """
-
-    accuracy: float
-    ci95: float
-    runs: int
-    chance: float
-    by_seed: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,36 +60,6 @@ class Line:
     def config(self) -> Config:
         """Settings of the first seed, of a line that is measured."""
         return from_dict(self.results[0]["config"])
-
-
-def combine(points: Sequence[Mapping[str, Any]]) -> Cell:
-    """Bring the points of several seeds together; the interval is `intervals.half_width`.
-
-    Args:
-      points: entries of `points` in results.json, of one number of classes.
-    """
-    means = tuple(float(point["accuracy"]) for point in points)
-    point = points[0] if len(points) == 1 else combine_points(points)
-    runs, chance = sum(point["runs"] for point in points), float(points[0]["chance"])
-    return Cell(float(point["accuracy"]), half_width(point), runs, chance, means)
-
-
-def verdict(cell: Cell, published: Published) -> str:
-    """Compare our interval with the paper's number: one of `COMPARED`, or why none can be given.
-
-    Within: it holds the number or, where that has a ±, meets the paper's interval. There is no
-    comparison where ours could be guessed, `at chance`, or where the interval has no width since
-    all runs are equal, `no spread`: a head that names one class only is 50.0 ± 0.0 % of two.
-    """
-    half = cell.ci95 + NO_WIDTH
-    if abs(cell.accuracy - cell.chance) <= half:
-        return "at chance"
-    if cell.ci95 <= NO_WIDTH:
-        return "no spread"
-    gap = cell.accuracy - published / 100
-    if abs(gap) <= half + (published.half or 0.0) / 100:
-        return "within"
-    return "above" if gap > 0 else "below"
 
 
 def is_best(line: Line, lines: Sequence[Line], at: At) -> bool:
@@ -176,7 +125,17 @@ def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> l
       table: the table.
       configs: settings of its rows, whatever the seed.
       stored: of `stored_results.read`.
+
+    Raises:
+      UserError: a row names a line of the paper that there is not.
     """
+    for name, row in table.rows.items():
+        known = _published(configs[name])
+        if unknown := [line for line in row.published.values() if line not in known]:
+            raise UserError(
+                f"row {name!r} has published={unknown[0]!r}, expected a line of the paper: "
+                f"{', '.join(known) or 'it has none for these images'}"
+            )
     lines: list[Line] = []
     for part in dict.fromkeys(row.part for row in table.rows.values()):
         rows = [name for name, row in table.rows.items() if row.part == part]

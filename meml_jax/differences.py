@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meml_jax.comparison import At, Cell, Line, combine, points_of
+from meml_jax.cells import Cell, combine
+from meml_jax.comparison import At, Line, points_of
 from meml_jax.intervals import summarise
 from meml_jax.stored_results import IMAGES
 
@@ -20,7 +21,7 @@ class Difference(NamedTuple):
 
     Attributes:
       title: what is compared.
-      cells: mean difference with the interval of `comparison.combine`; as a share, in [-1, 1].
+      cells: mean difference with the interval of `cells.combine`; as a share, in [-1, 1].
       seeds: those that both have.
       lines: the two.
     """

@@ -22,11 +22,11 @@ from meml_jax.types import Array, Params, Split, TaskTable, UserError
 RELEASED_BATCH = 32
 
 
-def check(config: TestConfig, split: Split, *, name: str) -> None:
-    """Check that a split has the images and classes that the protocol needs.
+def check_settings(config: TestConfig) -> None:
+    """Check what no images decide on.
 
     Raises:
-      UserError: names the class, the images needed and available; or the classes.
+      UserError: names the field.
     """
     if config.protocol not in ("clean", "released"):
         raise UserError(f"test.protocol={config.protocol!r}, expected 'clean' or 'released'")
@@ -38,12 +38,20 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
     for field, least in {"runs": 2, "shots": 1, "queries": 1, "trajectories": 1}.items():
         if getattr(config, field) < least:  # one run has no interval
             raise UserError(f"test.{field}={getattr(config, field)}, expected at least {least}")
-    if not config.num_classes or min(config.num_classes) < 2:
+    if config.num_classes and min(config.num_classes) < 2:
         raise UserError(f"test.num_classes={config.num_classes}, expected numbers of at least 2")
     if not config.learning_rates or not all(0 < lr < np.inf for lr in config.learning_rates):
         raise UserError(f"test.learning_rates={config.learning_rates}, expected numbers above 0")
     if "sgd_reservoir" in config.heads:
         check_reservoir(config)
+
+
+def check(config: TestConfig, split: Split, *, name: str) -> None:
+    """Check that a split has the images and classes that the protocol needs.
+
+    Raises:
+      UserError: names the class, the images needed and available; or the classes.
+    """
     needed = config.shots + config.queries
     counts = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
     if len(counts) == 0 or counts.min() < needed:

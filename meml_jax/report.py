@@ -85,7 +85,7 @@ def _accuracy(results: Mapping[str, Any]) -> list[str]:
         f"95 % interval (runs: {', '.join(map(str, runs))}; protocol `{test['protocol']}`, "
         f"head `{test['head']}`).",
         _table(counts, rows),
-        *_seeds(results, [point["num_classes"] for point in test["points"]]),
+        *_seeds(results, {n: points[0][1][n] for n in counts if n in points[0][1]}),
         *_verdict(test, results.get("comparisons") or []),
     ]
     for text, key, form in (
@@ -116,16 +116,17 @@ def _cell(point: Mapping[str, Any], key: str, form: Callable[[Any], str]) -> str
     return "tie" if tie else form(point.get(key))
 
 
-def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
-    """Say what an interval over seeds is, and give the result of each seed."""
+def _seeds(
+    results: Mapping[str, Any], points: Mapping[Any, Mapping[str, Any]], *, head: str = "classes"
+) -> list[str]:
+    """Say what an interval over seeds is, and give the result of each seed, by column."""
     if not (seeds := results.get("seeds")):
         return []
-    points = results["meta_test"]["points"]
     rows = [
-        (f"seed {seed}", [percent(point["seed_accuracies"][i]) for point in points])
+        (f"seed {seed}", [percent(point["seed_accuracies"][i]) for point in points.values()])
         for i, seed in enumerate(seeds)
     ]
-    within = [percent(point["within_seeds"]["ci95"]) for point in points]
+    within = [percent(point["within_seeds"]["ci95"]) for point in points.values()]
     few = len(seeds) < SEEDS_FOR_INTERVAL
     interval = (
         "too few for an interval over seeds: ± is that over the runs of each"
@@ -136,7 +137,7 @@ def _seeds(results: Mapping[str, Any], at: Sequence[Any]) -> list[str]:
         f"These are means over {len(seeds)} seeds of the mean over runs, {interval}. Each seed's "
         "result, and half the width of the interval over the runs of each, which holds for the "
         "mean of these very seeds only:",
-        _table(at, [*rows, ("± over runs", within)]),
+        _table(list(points), [*rows, ("± over runs", within)], head=head),
     ]
 
 
@@ -165,7 +166,11 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
         f"of the 95 % interval (episodes: {', '.join(map(str, runs))}). The rows of the paper are "
         "named by the ways,shots of their training.",
         _table([f"{ways},{shots}" for ways, shots in at], rows, head="ways,shots"),
-        *_seeds(results, [f"{ways},{shots}" for ways, shots in at]),
+        *_seeds(
+            results,
+            {f"{ways},{shots}": points[0][1][ways, shots] for ways, shots in at},
+            head="ways,shots",
+        ),
     ]
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from meml_jax import markdown, table_figures
-from meml_jax.comparison import Line, columns, label, verdict
+from meml_jax.cells import verdict
+from meml_jax.comparison import Line, columns, label
 from meml_jax.files import write_atomic
 from meml_jax.learners import LEARNERS
 from meml_jax.table_sheets import Sheet, all_of, make_sheets, mean_of, parts_of

@@ -6,16 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from meml_jax import paper, row_settings
-from meml_jax.comparison import (
-    COMPARED,
-    Cell,
-    Line,
-    columns,
-    in_order,
-    is_best,
-    label,
-    verdict,
-)
+from meml_jax.cells import COMPARED, Cell, verdict
+from meml_jax.comparison import Line, columns, in_order, is_best, label
 from meml_jax.config import NetworkConfig
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once

@@ -151,19 +151,21 @@ def load(name: str, root: Path) -> Table:
 def _check_types(table: Table) -> None:
     """Raise UserError where a table is not made of what `Table` and `Row` say, before any work."""
     heads = (table.title, table.config)
-    if not all(isinstance(text, str) and text.isprintable() for text in heads):
+    if not all(
+        isinstance(text, str) and text.isprintable() and "<!--" not in text for text in heads
+    ):
         raise UserError(
-            f"got title={table.title!r}, config={table.config!r}, expected text of one line"
+            f"got title={table.title!r}, config={table.config!r}, expected text of one line, "
+            "without <!--"
         )
     if not isinstance(table.rows, Mapping) or not table.rows:
         raise UserError(f"got rows={table.rows!r}, expected rows by name, one or more")
     if not isinstance(table.smoke, Mapping):
         raise UserError(f"got smoke={table.smoke!r}, expected settings by field")
-    for field in table.smoke:
-        check_field(field)
+    _check_fields(table.smoke)
     for name, row in table.rows.items():
-        odd = not isinstance(name, str) or Path(name).name != name or "," in name
-        if odd or not name or name[0] == ".":
+        odd = not isinstance(name, str) or not name.isprintable() or "," in name
+        if odd or not name or Path(name).name != name or name[0] == ".":
             raise UserError(f"got a row {name!r}, expected the name of a folder, without a comma")
         if not isinstance(row, Row) or not (isinstance(row.lines, Mapping) and row.lines):
             raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")
@@ -181,6 +183,15 @@ def _check_types(table: Table) -> None:
             )
         if {"seed", "seeds"} & set(row.values):
             raise UserError(f"row {name!r} sets its seed; leave it to --seeds=0,1")
+        _check_fields(row.values)
+
+
+def _check_fields(values: Mapping[Any, Any]) -> None:
+    """Raise UserError where settings of a table are not by dotted names of fields."""
+    for field in values:
+        if not isinstance(field, str):
+            raise UserError(f"got the field {field!r}, expected a name such as 'train.steps'")
+        check_field(field)
 
 
 def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) -> Config:

@@ -9,6 +9,7 @@ import pytest
 from own_tables import NAMES, point, results, settings, table
 
 from meml_jax import (
+    cells,
     comparison,
     curves,
     paper,
@@ -65,12 +66,12 @@ def test_lines_stand_beside_the_numbers_of_the_paper():
 
 
 def test_one_seed_keeps_its_interval():
-    cell = comparison.combine([point([0.5, 0.7])])
+    cell = cells.combine([point([0.5, 0.7])])
     assert cell == (0.6, point([0.5, 0.7])["ci95"], 2, 0.1, (0.6,))
 
 
 def test_several_seeds_have_the_interval_over_seeds():
-    cell = comparison.combine([point([0.4, 0.4]), point([0.5, 0.7]), point([0.8, 0.8])])
+    cell = cells.combine([point([0.4, 0.4]), point([0.5, 0.7]), point([0.8, 0.8])])
     # Variance of 0.4, 0.6, 0.8: 0.04; three seeds; t of 2.
     assert cell.accuracy == pytest.approx(0.6) and cell.runs == 6
     assert cell.ci95 == pytest.approx(4.302653 * (0.04 / 3) ** 0.5, rel=1e-6)
@@ -78,7 +79,7 @@ def test_several_seeds_have_the_interval_over_seeds():
 
 
 def test_two_seeds_have_the_interval_over_their_runs():
-    cell = comparison.combine([point([0.4, 0.6]), point([0.5, 0.7])])
+    cell = cells.combine([point([0.4, 0.6]), point([0.5, 0.7])])
     assert cell.accuracy == pytest.approx(0.55) and cell.runs == 4
     # Variances 0.02; t of two degrees of freedom; what lies between the seeds is not in it.
     assert cell.ci95 == pytest.approx(4.302653 * (0.02 / 2 + 0.02 / 2) ** 0.5 / 2, rel=1e-6)
@@ -86,7 +87,7 @@ def test_two_seeds_have_the_interval_over_their_runs():
 
 def test_oracles_are_the_best_only_where_all_rows_are():
     def line(kind, accuracy):
-        cell = comparison.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
+        cell = cells.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
         return comparison.Line("", kind, kind, "sgd", kind, True, {}, {10: cell})
 
     oracle, ours, pixels = line("oracle", 0.9), line("unsupervised", 0.8), line("baseline", 0.5)
@@ -101,7 +102,7 @@ def test_the_best_is_the_best_of_its_test_the_baselines_of_the_part_included():
     def line(title, accuracy, kind="unsupervised", named=True, shots=15, **fields):
         config = override(Config(), {"test.shots": shots})
         stored = results(config, sgd=(0.5, 0.6), **{"content_hash": "a"} | fields)
-        cell = comparison.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
+        cell = cells.Cell(accuracy, 0.01, 50, 0.1, (accuracy,))
         return comparison.Line(
             "", title, title, "sgd", kind, named, {}, {10: cell}, (0,), None, (stored,)
         )
@@ -128,16 +129,16 @@ def test_the_best_is_the_best_of_its_test_the_baselines_of_the_part_included():
 
 
 def test_verdicts():
-    cell = comparison.Cell(0.5, 0.02, 50, 0.1, (0.5,))
+    cell = cells.Cell(0.5, 0.02, 50, 0.1, (0.5,))
     verdicts = {47.9: "above", 48.1: "within", 50.0: "within", 51.9: "within", 52.1: "below"}
-    assert {x: comparison.verdict(cell, Published(x)) for x in verdicts} == verdicts
+    assert {x: cells.verdict(cell, Published(x)) for x in verdicts} == verdicts
 
 
 def test_intervals_that_overlap_are_within():
-    cell = comparison.Cell(0.20, 0.01, 50, 0.05, (0.2,))
+    cell = cells.Cell(0.20, 0.01, 50, 0.05, (0.2,))
     verdicts = {None: "above", 0.0: "above", 3.0: "above", 3.2: "within", 8.3: "within"}
-    assert {x: comparison.verdict(cell, Published(15.9, x)) for x in verdicts} == verdicts
-    assert comparison.verdict(cell, Published(24.0, 2.0)) == "below"
+    assert {x: cells.verdict(cell, Published(15.9, x)) for x in verdicts} == verdicts
+    assert cells.verdict(cell, Published(24.0, 2.0)) == "below"
 
 
 def test_guessing_and_equal_runs_give_no_verdict():
@@ -150,9 +151,9 @@ def test_guessing_and_equal_runs_give_no_verdict():
         ([0.9, 0.91], 2, "above"),
     ):
         half = 0.0 if len(accuracies) == 1 else point(accuracies, n)["ci95"]
-        cell = comparison.Cell(float(np.mean(accuracies)), half, len(accuracies), 1 / n, ())
-        assert comparison.verdict(cell, Published(49.3)) == said
-        assert (said in comparison.COMPARED) == (said == "above")
+        cell = cells.Cell(float(np.mean(accuracies)), half, len(accuracies), 1 / n, ())
+        assert cells.verdict(cell, Published(49.3)) == said
+        assert (said in cells.COMPARED) == (said == "above")
 
 
 def test_baselines_stand_beside_the_rows_that_are_tested_likewise():

@@ -87,6 +87,9 @@ def test_the_config_file_is_locked():
         ("episodes.shots", 3, "but episodes.ways=0 trains on one cluster a task"),
         ("episodes.ways", -1, "episodes.ways=-1, expected at least 0"),
         ("tasks.coreset_size", 10**13, "tasks.coreset_size=10000000000000, expected at most"),
+        ("test.heads", ("sgd", "knn"), "test.heads=.'sgd', 'knn'., expected one or more of"),
+        ("test.runs", 1, "test.runs=1, expected at least 2"),
+        ("precision", "lowest", "precision='lowest', expected one of"),
         ("test.reservoir_size", 10**13, "test.reservoir_size=10000000000000, expected at most"),
     ],
 )

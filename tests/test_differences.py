@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from meml_jax import comparison, row_settings, table_sheets, tables
+from meml_jax import cells, comparison, row_settings, table_sheets, tables
 from meml_jax.config import Config
 from meml_jax.differences import make_differences
 from meml_jax.settings import override
@@ -31,9 +31,9 @@ def line(row, accuracies, *, beside="", head="sgd"):
         }
         for runs in accuracies
     )
-    cells = {10: comparison.combine([one["meta_test"]["points"][0] for one in results])}
+    measured = {10: cells.combine([one["meta_test"]["points"][0] for one in results])}
     return comparison.Line(
-        "", row, row.upper(), head, "unsupervised", True, {}, cells, tuple(range(len(results))),
+        "", row, row.upper(), head, "unsupervised", True, {}, measured, tuple(range(len(results))),
         100, results, beside,
     )  # fmt: skip
 

@@ -529,6 +529,7 @@ def test_the_interval_is_students():
 def test_settings_that_cannot_work(fields, message):
     config = settings(**({"num_classes": (2, 4)} | fields))
     with pytest.raises(UserError, match=message):
+        meta_test.check_settings(config)
         meta_test.check(config, make_split([9] * 4), name="test")
 
 

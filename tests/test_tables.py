@@ -95,6 +95,8 @@ def test_flags_give_back_the_settings(tmp_path):
         (["--table=omniglot", "--config.trian.steps=3"], "did you mean 'train.steps'?"),
         (["--table=omniglot", "--config.train.steps", "many"], "train.steps=many"),
         (["--table=omniglot", "--config.train.steps=0"], "train.steps=0, expected at least 1"),
+        (["--table=omniglot", "--config.precision=lowest"], "precision='lowest', expected one of"),
+        (["--table=omniglot", "--config.test.heads=('knn',)"], "test.heads=('knn',), expected one"),
         (["--table=omniglot", "--seeds=0,x"], "--seeds=0,x, expected numbers"),
         (["--table=omniglot", "--presets=acaii"], "unknown preset 'acaii'"),
         (["--table=best", "--presets=contrastive"], "than row 'embedding', which is one of 'con"),
@@ -187,10 +189,14 @@ def test_data_that_are_not_below_the_root_are_named(tmp_path, done):
         ("{'a': Row({'foo': 'x'})}", "got row 'a' with the head 'foo', expected some of sgd, "),
         ("{'a': Row({'sgd': 'x'}, config='configs')}", "expected a Python file such as those in"),
         ("{'a': Row({'sgd': 'x'}, values={'seeds': 2})}", "sets its seed; leave it to --seeds=0,1"),
+        ("{'a': Row({'sgd': 'x'}, published={'sgd': 'y'})}", "published='y', expected a line of"),
         ("{'a': Row({'sgd': 'x'}, beside='b')}", "beside='b', expected another row of its part"),
         ("{'a': Row({'sgd': 'x'}), 'b': Row({'sgd': 'y'}, 'none')}", "row 'b' (configs/quickstart"),
         ("{'a': Row({'sgd': 'x'})}, smoke={'train.stepz': 1}", "did you mean 'train.steps'"),
         ("{'a': Row({'sgd': 'x'})}, smoke=3", "got smoke=3, expected settings by field"),
+        ("{'a': Row({'sgd': 'x'})}, smoke={3: 3}", "got the field 3, expected a name such as"),
+        ("{'a': Row({'sgd': 'x'}, values={3: 3})}", "got the field 3, expected a name such as"),
+        (r"{'a\0': Row({'sgd': 'x'})}", r"got a row 'a\x00', expected the name of a folder"),
     ],
 )
 def test_tables_that_cannot_be(tmp_path, rows, message):
