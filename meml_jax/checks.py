@@ -14,6 +14,7 @@ from meml_jax import (
     few_shot,
     meta_test,
     pseudo_labels,
+    rotations,
     rounds,
     tasks,
     training,
@@ -64,6 +65,12 @@ def before_loading(config: Config) -> None:
     for field in POSITIVE:
         if values[field] is not None and not 0 < values[field] < np.inf:
             raise UserError(f"{field}={values[field]}, expected above 0")
+    decay, steps = config.outer.decay_steps, config.train.steps
+    if decay is not None and decay < steps:
+        raise UserError(
+            f"outer.decay_steps={decay}, expected None or at least train.steps={steps}: later "
+            "steps would change nothing"
+        )
     if config.seed + config.seeds > 2**32:
         raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")
     for field in SEEDS:
@@ -130,7 +137,14 @@ def before_training(config: Config, dataset: Dataset) -> None:
         clustering.check(config.clustering, images)
     if pseudo_labels.needs_embedding(config):
         embeddings.check(config.embedding, dataset.train.images)
-    place = feed.place(config.train.images_on, dataset.train.images.nbytes)
+    height, width = dataset.train.images.shape[1:3]
+    if config.tasks.rotations and height != width:
+        raise UserError(
+            f"tasks.rotations=True with images of {height}x{width}, expected square ones; set "
+            "data.image_size, or leave it out"
+        )
+    num_bytes = rotations.count(config.tasks) * dataset.train.images.nbytes
+    place = feed.place(config.train.images_on, num_bytes)
     if config.episodes.ways > len(dataset.train.ids) // 2:
         raise UserError(
             f"episodes.ways={config.episodes.ways}, expected at most half the number of training "

@@ -82,6 +82,7 @@ class TasksConfig:
 
     labels: str = "clusters"  # clusters, or true: the oracle
     min_size: int = 2  # smaller clusters are dropped (released code: 10)
+    rotations: bool = False  # a cluster turned by 90, 180 or 270 degrees is one more cluster
     max_size: int | None = None  # most images of one cluster used in one task
     min_used: int | None = None  # least: from there to max_size in proportion to the cluster's size
     usable_fraction: float = 1.0  # leading share of a cluster that tasks use (released code: 3/4)
@@ -144,6 +145,7 @@ class OuterConfig:
 
     lr: float = 1e-4  # Adam
     fen_lr: float | None = None  # that of theta, where it is to be another
+    decay_steps: int | None = None  # in so many both fall to 0 along a half cosine; None: never
     clip: float = 5.0  # element-wise
     meta_batch: int = 1  # tasks a step
     weight_on: str = "meta"  # Gamma multiplies the meta loss, or the inner losses (released code)

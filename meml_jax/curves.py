@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meml_jax import encoding, environment, meta_test, trajectories
+from meml_jax import encoding, environment, meta_test, rotations, trajectories
 from meml_jax.config import Config, TestConfig
 from meml_jax.data.splits import limited
 from meml_jax.files import read_json, write_json
@@ -80,7 +80,7 @@ def evaluators(
     def pool(part: str, source: str) -> trajectories.Pool:
         split = dataset.test if part == "test" else dataset.validation
         if part == "rotated":  # of no more images than a stream and its test take
-            split = trajectories.with_rotations(limited(split, settings.shots + settings.queries))
+            split = rotations.of_split(limited(split, settings.shots + settings.queries))
         weights = initial_params if source == "untrained" else params
         features = encoding.frozen_features(weights, split.images, source, network=network)
         return trajectories.Pool(features, trajectories.class_table(split))

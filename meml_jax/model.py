@@ -16,6 +16,7 @@ from meml_jax import (
     embeddings,
     episodes,
     meta_train,
+    rotations,
     task_spec,
     tasks,
 )
@@ -35,7 +36,8 @@ class Model(NamedTuple):
     """A network and the tasks it is trained on.
 
     Attributes:
-      network: pure functions; its CLN has an output for each kept cluster, or way of an episode.
+      network: pure functions; its CLN has an output for each kept cluster, and rotation of one
+        where `tasks.rotations` is set, or way of an episode.
       sampler: how tasks are drawn from the clusters.
       fingerprint: of all that the trained parameters depend on, beside the number of steps.
     """
@@ -51,6 +53,8 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
     Raises:
       UserError: settings of the tasks or of the network that cannot be.
     """
+    if config.tasks.rotations:
+        clusters = rotations.of_clusters(clusters)
     sampler = _make_sampler(config, clusters)
     network = make_network(
         config.network,

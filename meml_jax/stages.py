@@ -30,6 +30,7 @@ from meml_jax import (
     paper,
     report,
     results,
+    rotations,
     training,
 )
 from meml_jax.config import Config
@@ -57,14 +58,17 @@ def train(
 
     Training starts from the parameters `fen` where they are given, else from random ones.
     """
+    images = dataset.train.images
+    if config.tasks.rotations:
+        images, clusters = rotations.of_images(images), rotations.of_clusters(clusters)
     size = jnp.asarray(clusters.table.size)
     weights = balance.task_weights(config.tasks, size)
     key = key_for("train", config.seed)
-    place = feed.place(config.train.images_on, dataset.train.images.nbytes)
+    place = feed.place(config.train.images_on, images.nbytes)
     mesh = devices.train_mesh(config.outer.meta_batch)
     say(
         f"train: {config.learner}, {len(size)} clusters, {model.sampler.note}, "
-        f"{dataset.train.images.nbytes / 2**20:.0f} MiB of images on the {place}"
+        f"{images.nbytes / 2**20:.0f} MiB of images on the {place}"
         f"{devices.note(mesh)}"
     )
     learner = get_learner(config.learner)
@@ -72,7 +76,7 @@ def train(
         say("train: to the first order no gradient reaches the attention, it stays as drawn")
     with feed.open_feed(
         place,
-        (dataset.train.images, clusters.table, weights, key),
+        (images, clusters.table, weights, key),
         sampler=model.sampler,
         train=config.train,
     ) as data:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from meml_jax import checkpoints, curves, meta_train
+from meml_jax import checkpoints, curves, meta_train, rotations
 from meml_jax.config import Config
 from meml_jax.files import require_npz
 from meml_jax.fingerprints import fingerprint
@@ -53,10 +53,11 @@ def restore_params(workdir: Path, config: Config, network: Callable[..., Network
     if not (workdir / "tasks.npz").exists():
         raise UserError(f"{workdir}: nothing is trained there; run the train stage first")
     tasks = require_npz(workdir / "tasks.npz", "the clusters of a run")
+    kept = rotations.count(config.tasks) * len(tasks.get("kept_labels", ()))
     rehearses = config.tasks.query_from == "coreset" and not config.episodes.ways
     start = functools.partial(
         meta_train.init_state,
-        network=network(num_classes=config.episodes.ways or len(tasks.get("kept_labels", ()))),
+        network=network(num_classes=config.episodes.ways or kept),
         tx=meta_train.outer_optimizer(config.outer),
         coreset_size=config.tasks.coreset_size if rehearses else None,
     )

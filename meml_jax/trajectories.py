@@ -49,29 +49,6 @@ def class_table(split: Split) -> TaskTable:
     return jax.tree.map(jnp.asarray, table)
 
 
-def with_rotations(split: Split) -> Split:
-    """Add the images rotated by 90, 180 and 270 degrees, each rotation of a class a new class.
-
-    So streams can be as long as those of more classes than there are (rotated characters as new
-    classes: Vinyals et al., 2016, Matching Networks).
-
-    Args:
-      split: C classes of square images.
-
-    Returns:
-      Split of 4 C classes, the given ones first; without `embeddings`, which are of the images as
-      they were. Images without a label keep none.
-    """
-    labels, turns = split.labels, range(4)
-    added = [np.where(labels < 0, labels, labels + turn * split.num_classes) for turn in turns]
-    return Split(
-        images=np.concatenate([np.rot90(split.images, turn, axes=(1, 2)) for turn in turns]),
-        labels=np.concatenate(added),
-        ids=np.array([f"{name}@{90 * turn}" for turn in turns for name in split.ids]),
-        class_names=tuple(f"{name}@{90 * turn}" for turn in turns for name in split.class_names),
-    )
-
-
 def draw_trajectory(
     key: Array, table: TaskTable, *, num_classes: int, shots: int, queries: int, largest: int
 ) -> Trajectory:

@@ -121,25 +121,6 @@ def test_stream_and_test_images_are_disjoint_and_all_images_take_part(many):
         np.testing.assert_array_equal(np.unique(part), np.arange(len(split.labels)))
 
 
-def test_rotated_classes_are_the_same_images_turned():
-    split = make_split([3, 2], image_size=5)
-    labels = np.where(np.arange(5) == 1, -1, split.labels).astype(np.int32)
-    split = dataclasses.replace(split, labels=labels)
-    turned = trajectories.with_rotations(split)
-    assert turned.num_classes == 8 == len(set(turned.class_names))
-    assert len(set(turned.ids)) == len(turned.images) == 20
-    assert turned.labels.dtype == np.int32
-    np.testing.assert_array_equal(turned.images[:5], split.images)
-    for i in range(4):
-        mine = slice(5 * i, 5 * i + 5)
-        back = np.rot90(turned.images[mine], -i, axes=(1, 2))
-        np.testing.assert_array_equal(back, split.images)
-        np.testing.assert_array_equal(turned.labels[mine] < 0, labels < 0)
-        known = labels >= 0
-        np.testing.assert_array_equal(turned.labels[mine][known], labels[known] + 2 * i)
-        assert turned.class_names[2 * i] == f"class0@{90 * i}"
-
-
 def test_trajectories_follow_from_the_key():
     table = make_pool().table
     one, two, other = (drawn_from(table, seed=seed) for seed in (1, 1, 2))
