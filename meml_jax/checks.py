@@ -65,12 +65,6 @@ def before_loading(config: Config) -> None:
     for field in POSITIVE:
         if values[field] is not None and not 0 < values[field] < np.inf:
             raise UserError(f"{field}={values[field]}, expected above 0")
-    decay, steps = config.outer.decay_steps, config.train.steps
-    if decay is not None and decay < steps:
-        raise UserError(
-            f"outer.decay_steps={decay}, expected None or at least train.steps={steps}: later "
-            "steps would change nothing"
-        )
     if config.seed + config.seeds > 2**32:
         raise UserError(f"seed={config.seed}, seeds={config.seeds}, expected a sum up to {2**32}")
     for field in SEEDS:

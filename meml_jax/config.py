@@ -145,7 +145,6 @@ class OuterConfig:
 
     lr: float = 1e-4  # Adam
     fen_lr: float | None = None  # that of theta, where it is to be another
-    decay_steps: int | None = None  # in so many both fall to 0 along a half cosine; None: never
     clip: float = 5.0  # element-wise
     meta_batch: int = 1  # tasks a step
     weight_on: str = "meta"  # Gamma multiplies the meta loss, or the inner losses (released code)

@@ -30,17 +30,11 @@ def outer_optimizer(config: OuterConfig) -> optax.GradientTransformation:
 
     Differs from the paper: it names Adam alone; the clip is the released code's. Where `fen_lr` is
     set, theta has a rate of its own: a FEN that is trained already needs a lower one than a CLN
-    that begins at random. With T = `decay_steps` the rate of step t is lr (1 + cos(pi t / T)) / 2,
-    theirs is constant.
+    that begins at random.
     """
-
-    def adam(lr: float) -> optax.GradientTransformation:
-        steps = config.decay_steps
-        return optax.adam(optax.cosine_decay_schedule(lr, steps) if steps else lr)
-
     if config.fen_lr is None:
-        return optax.chain(optax.clip(config.clip), adam(config.lr))
-    rates = {"fen": adam(config.fen_lr), "others": adam(config.lr)}
+        return optax.chain(optax.clip(config.clip), optax.adam(config.lr))
+    rates = {"fen": optax.adam(config.fen_lr), "others": optax.adam(config.lr)}
 
     def rate_of(params: Params) -> Params:
         return {role: "fen" if role == "fen" else "others" for role in params}

@@ -156,24 +156,6 @@ def test_theta_may_have_a_rate_of_its_own():
         assert_close(slow["cln"], fast["cln"])
 
 
-def test_the_outer_rates_fall_along_half_a_cosine():
-    """Under one gradient all of Adam's steps are equally long, but for its rate: here by hand."""
-    params = tiny.parameters(tiny.network("meml"))
-    gradient = jax.tree.map(lambda x: jnp.ones_like(x), params)
-    tx = meta_train.outer_optimizer(OuterConfig(lr=0.01, fen_lr=0.001, decay_steps=4))
-    state = meta_train.TrainState(
-        jnp.int32(0), jax.tree.map(jnp.zeros_like, params), tx.init(params)
-    )
-    shares = [1.0, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0.0, 0.0]
-    for share in shares:
-        before = state.params
-        state = updates.apply_gradients(state, gradient, tx=tx)
-        for role, tree in state.params.items():
-            rate = share * (0.001 if role == "fen" else 0.01)
-            for old, new in zip(*map(jax.tree.leaves, (before[role], tree)), strict=True):
-                np.testing.assert_allclose(old - new, rate, rtol=1e-4, atol=1e-7)
-
-
 @pytest.mark.slow
 def test_gamma_weights_the_meta_loss_or_the_inner_losses():
     net = tiny.network("meml")

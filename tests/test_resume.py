@@ -23,7 +23,6 @@ SETTINGS = (
     "--config.network.hidden=16",
     "--config.tasks.num_buckets=2",
     "--config.tasks.rotations=True",
-    "--config.outer.decay_steps=60",
     "--config.train.steps=60",
     "--config.train.steps_per_call=3",
     "--config.train.log_every=7",

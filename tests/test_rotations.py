@@ -52,7 +52,7 @@ def test_rotated_clusters_are_the_clusters_of_rotated_classes(sizes):
 
 
 def test_a_run_with_rotations_has_four_outputs_a_cluster(tmp_path):
-    fields = {"tasks__rotations": True, "train__steps": 4, "outer__decay_steps": 4}
+    fields = {"tasks__rotations": True, "train__steps": 4}
     lines = programs.succeed(tmp_path, call=programs.run_here, **fields)
     kept = programs.results(tmp_path)["clustering"]["kept"]
     assert any(line.startswith(f"train: meml, {4 * kept} clusters, ") for line in lines)
@@ -68,8 +68,3 @@ def test_a_run_with_rotations_has_four_outputs_a_cluster(tmp_path):
     assert made == [4 * kept]
     error = programs.refuse(tmp_path, **fields | {"tasks__rotations": False})
     assert "tasks.rotations is True there, False now" in error
-
-
-def test_a_decay_that_ends_before_the_training_is_refused(tmp_path):
-    error = programs.refuse(tmp_path, outer__decay_steps=5, train__steps=6)
-    assert "outer.decay_steps=5, expected None or at least train.steps=6" in error

@@ -44,6 +44,10 @@ def _rows(part: str, end: str) -> dict[str, Row]:
         "oracle_oml" + end: row("Oracle OML", "oml,oracle,best", "oml"),
         "oml" + end: row("OML", "oml,best", "meml"),
         "meml" + end: row("MEML", "best", ""),
+        "oracle_oml_rotations" + end: row(
+            "Oracle OML, rotations", "oml,oracle,best,rotations", "oracle_oml"
+        ),
+        "meml_rotations" + end: row("MEML, rotations", "best,rotations", "meml"),
     }
 
 
