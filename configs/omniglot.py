@@ -13,7 +13,8 @@ meta-trained from the embedding's FEN; `oml,best`: OML with these settings), `sm
 pipeline in a few minutes, small network, PCA). The paper's rows are presets too: `oml`,
 `oml_single`, `meml_mean`; `oracle`; `balanced500`, `balanced1100`, `balancing`, `augmentation`
 (Table 1 has these with `oml`, as in `:oml,balanced500`); `coreset200`, `coreset500`, `coreset1000`
-(rehearsal at meta-train); `rotations` (each cluster, turned three times, is three more). Time and expected accuracy: docs/results.md.
+(rehearsal at meta-train). `rotations` is beyond the paper too: each cluster turned by 90, 180 and
+270 degrees is three more. Time and expected accuracy: docs/results.md.
 """
 
 from typing import Any
