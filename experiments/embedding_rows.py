@@ -9,6 +9,7 @@ from typing import Any
 from meml_jax import checks, embeddings, presets
 from meml_jax.config import Config
 from meml_jax.fingerprints import fingerprint
+from meml_jax.learners import identity
 from meml_jax.settings import did_you_mean, flatten, override
 from meml_jax.types import Dataset, UserError
 
@@ -99,5 +100,7 @@ def fingerprint_of(config: Config, dataset: Dataset) -> str:
     parts: tuple[Any, ...] = (config.embedding, config.clustering, config.tasks, config.seed)
     parts += (config.precision,)
     if config.clustering.rounds > 1:
-        parts += (config.network, config.inner, config.outer, config.train, config.learner)
+        parts += (config.network, config.inner, config.outer, config.train)
+        parts += (identity(config.learner),)
+        parts += (config.episodes,) if config.episodes.ways else ()
     return fingerprint(*parts, dataset.content_hash, *embeddings.version(config.embedding))

@@ -159,7 +159,7 @@ def parse(argv: list[str]) -> Asked:
             given.report_only,
         )
         asked.lines({})  # whose settings the report needs, of all rows
-    for config in runs.values():
+    for config in asked.runs.values():
         checks.before_loading(config)
     if root and not asked.report_only:
         for name in tables.data_without_folder(chosen.values()):

@@ -122,21 +122,10 @@ def before_training(config: Config, dataset: Dataset) -> None:
     else:
         meta_test.check(config.test, dataset.test, name="test")
     if config.tasks.labels != "true":
-        clusters, images = config.clustering.num_clusters, len(dataset.train.ids)
-        if not 2 <= clusters <= images:
-            raise UserError(
-                f"clustering.num_clusters={clusters}, expected 2 to the number of training images, "
-                f"{images}"
-            )
-        clustering.check(config.clustering, images)
+        clustering.check_count(config.clustering.num_clusters, len(dataset.train.ids))
+        clustering.check(config.clustering, len(dataset.train.ids))
     if pseudo_labels.needs_embedding(config):
         embeddings.check(config.embedding, dataset.train.images)
-    height, width = dataset.train.images.shape[1:3]
-    if config.tasks.rotations and height != width:
-        raise UserError(
-            f"tasks.rotations=True with images of {height}x{width}, expected square ones; set "
-            "data.image_size, or leave it out"
-        )
     num_bytes = rotations.count(config.tasks) * dataset.train.images.nbytes
     place = feed.place(config.train.images_on, num_bytes)
     if config.episodes.ways > len(dataset.train.ids) // 2:

@@ -62,6 +62,15 @@ def check_embeddings(embeddings: np.ndarray, *, ids: np.ndarray | None = None) -
         )
 
 
+def check_count(num_clusters: int, images: int) -> None:
+    """Raise UserError unless so many images can make so many clusters to train on."""
+    if not 2 <= num_clusters <= images:
+        raise UserError(
+            f"clustering.num_clusters={num_clusters}, expected 2 to the number of training images, "
+            f"{images}"
+        )
+
+
 def check(config: ClusteringConfig, rows: int | None = None) -> None:
     """Refuse what no embeddings, or so many `rows` of them, could be clustered with.
 

@@ -12,6 +12,7 @@ from meml_jax.cells import NO_WIDTH, Cell, combine
 from meml_jax.config import Config
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
+from meml_jax.learners import LEARNERS
 from meml_jax.paper import Published
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
@@ -170,7 +171,12 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
 def _follows_from(line: Line) -> str:
     """Digest of what a baseline's numbers follow from: images, settings of the test, seeds."""
     config = line.config
-    test, network = config.test, config.network if line.head == "untrained" else None
+    test, network = config.test, None
+    if line.head == "untrained":
+        # What attention pools are the features of learners that have one.
+        learner = LEARNERS.get(config.learner)
+        pools = config.network.attention_feature if learner and learner.uses_attention else "relu"
+        network = dataclasses.replace(config.network, attention_feature=pools)
     if not config.episodes.ways:
         test = dataclasses.replace(depends_on(line.head, test), num_classes=test.num_classes)
     return fingerprint(_images(line), test, network, line.seeds)

@@ -104,7 +104,8 @@ class TasksConfig:
 class EpisodesConfig:
     """N-way K-shot episodes, the standard few-shot setting (Table 3).
 
-    Of `tasks` they obey labels, min_size and balance=truncate; the rest is for one cluster a task.
+    Of `tasks` they obey labels, min_size, rotations and balance=truncate; the rest is for one
+    cluster a task.
     """
 
     ways: int = 0  # classes of an episode, outputs of the CLN; 0: one cluster a task, as in Sec. 2

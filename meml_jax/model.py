@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from meml_jax.keys import key_for
 from meml_jax.learners import get_learner, identity
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
+from meml_jax.settings import flatten
 from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
 
 INIT_VERSION = 2  # of what `train.init=embedding` starts from: at the scale of a fresh FEN
@@ -121,11 +122,19 @@ def _jitted_init(
     return jax.jit(init)
 
 
+def judged_by(config: Config) -> dict[str, Any]:
+    """List the settings by which a training chooses its best checkpoint, beside its own."""
+    values = flatten(config)
+    names = ("test.shots", "test.queries", "train.validate_every")
+    return {name: values[name] for name in names}
+
+
 def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params, int]:
     """Load the parameters that `test.checkpoint` names: (params, step).
 
     Raises:
-      UserError: no such checkpoint, a damaged one, or one of other settings or images.
+      UserError: no such checkpoint, a damaged one, one of other settings or images, or a best one
+        that was chosen by other settings.
     """
     template = jax.eval_shape(functools.partial(fresh_state, config, model))
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
@@ -135,4 +144,15 @@ def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params,
             f"{workdir / 'checkpoints'} belongs to other settings or other images; use another "
             "--workdir"
         )
+    now = judged_by(config)
+    then = meta.get("judged_by", now)  # an earlier version did not keep it
+    if config.test.checkpoint == "best" and then != now:
+        raise UserError(
+            f"test.checkpoint='best', but {workdir / 'checkpoints'} was chosen with {_said(then)}, "
+            f"now {_said(now)}; use the old values, test.checkpoint=last or another --workdir"
+        )
     return state.params, int(state.step)
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())

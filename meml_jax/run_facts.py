@@ -9,9 +9,10 @@ from meml_jax.rounding import plain
 from meml_jax.settings import PRESETS
 
 _SETTINGS = (
-    "tasks.labels", "tasks.balance", "tasks.query_from", "network.channels", "network.hidden",
-    "network.compute_dtype", "inner.lr", "outer.lr", "outer.fen_lr", "outer.meta_batch",
-    "train.init", "train.steps", "test.shots", "test.queries", "test.checkpoint",
+    "tasks.labels", "tasks.balance", "tasks.query_from", "tasks.rotations", "network.channels",
+    "network.hidden", "network.compute_dtype", "inner.lr", "outer.lr", "outer.fen_lr",
+    "outer.meta_batch", "train.init", "train.steps", "test.shots", "test.queries",
+    "test.checkpoint",
 )  # fmt: skip
 
 _LABELLER = ("steps", "channels", "dim", "num_pseudo_labels")
@@ -47,7 +48,8 @@ def facts(results: Mapping[str, Any]) -> dict[str, Any]:
     found["embedding"] = _embedding(results.get("embedding") or {}, config.get("embedding") or {})
     for name in _SETTINGS:
         group, field = name.split(".")
-        found[f"`{name}`"] = config.get(group, {}).get(field)
+        value = config.get(group, {}).get(field)
+        found[f"`{name}`"] = None if value is False else value
     found["`precision`"] = results.get("precision")
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from meml_jax.environment import each_once
 from meml_jax.files import read_json, write_atomic, write_json
 from meml_jax.intervals import combine_points
 from meml_jax.results import is_current
+from meml_jax.settings import from_dict
 from meml_jax.types import Dataset, UserError
 from meml_jax.workdir import check_same_training
 
@@ -56,12 +56,12 @@ def finished(
 ) -> dict[str, Any] | None:
     """Return the results of a run of this config and these images that has all `files`, or None."""
     found = read_json(folder / "results.json") or {}
-    wanted = {
-        "config": json.loads(json.dumps(dataclasses.asdict(config))),
-        "content_hash": dataset.content_hash,
-        "test_hash": dataset.test_hash,
-    }
-    same = {name: found.get(name) for name in wanted} == wanted and is_current(found, config)
+    images = {"content_hash": dataset.content_hash, "test_hash": dataset.test_hash}
+    try:
+        same = from_dict(found.get("config", {})) == config and is_current(found, config)
+    except UserError:  # settings that this version does not have
+        return None
+    same &= {name: found.get(name) for name in images} == images
     return found if same and all((folder / name).is_file() for name in files) else None
 
 

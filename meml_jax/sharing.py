@@ -19,6 +19,7 @@ from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import load_npz, lock, read_json, writing
 from meml_jax.fingerprints import fingerprint
+from meml_jax.model import judged_by
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
 from meml_jax.types import UserError
@@ -61,6 +62,8 @@ def key(stage: str, config: Config) -> str | None:
     if stage == "train":
         unused = {*TRAINING} - {*training_fields(config)}
         names = tuple(name for name in names if name not in unused)
+        if config.test.checkpoint == "best":
+            names += (*judged_by(config),)
     settings = {k: v for k, v in flatten(config).items() if k not in _OF_IMAGES}
     values = {name: value for name, value in settings.items() if name.startswith(names)}
     learner = (learners.identity(config.learner),) if stage == "train" else ()

@@ -38,7 +38,7 @@ from meml_jax.files import write_atomic, write_json
 from meml_jax.fingerprints import fingerprint
 from meml_jax.keys import key_for
 from meml_jax.learners import get_learner
-from meml_jax.model import Model, fresh_state, restore_params, train_call
+from meml_jax.model import Model, fresh_state, judged_by, restore_params, train_call
 from meml_jax.types import Clusters, Dataset, Params, Report, TrainState
 
 STAGES = ("embed", "cluster", "train", "test", "report")
@@ -89,6 +89,7 @@ def train(
             fingerprint=model.fingerprint,
             validate=curves.validation(config, dataset, network=model.network),
             report=say,
+            judged_by=judged_by(config),
             mesh=mesh,
         )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -77,6 +78,7 @@ def train(
     fingerprint: str,
     validate: Callable[[TrainState], float] | None,
     report: Callable[[str], None],
+    judged_by: Mapping[str, Any] = MappingProxyType({}),
     wording: Wording = META_TRAIN,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
@@ -95,6 +97,7 @@ def train(
       fingerprint: of the settings and inputs; a checkpoint of another one is refused.
       validate: accuracy on validation classes, for the best checkpoint; None: not done.
       report: prints a line.
+      judged_by: JSON-able settings that `validate` follows, kept with each checkpoint.
       wording: how the lines name what is trained.
       mesh: devices that `train_call` runs on together, with state and data on each; where it spans
         processes, all of them call this, and process 0 writes. None: one device.
@@ -156,6 +159,7 @@ def train(
             elapsed = seconds + time.monotonic() - started
             record = {
                 "fingerprint": fingerprint,
+                "judged_by": dict(judged_by),
                 "pending": pending,
                 "seconds": elapsed,
                 **compiled,

@@ -125,6 +125,8 @@ def check_same_training(workdir: Path, config: Config) -> None:
         return
     stored = flatten(_stored_config(workdir, f"what was trained in {workdir} is not known"))
     now, compared = flatten(config), {*training_fields(config)}
+    if config.clustering.rounds > 1:  # the last round is trained on what the others have learned
+        compared.add("train.steps")
     steps = [int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdigit()]
     if steps and max(steps) > config.train.steps:
         raise UserError(

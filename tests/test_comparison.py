@@ -187,6 +187,22 @@ def test_baselines_stand_beside_the_rows_that_are_tested_likewise():
     assert baselines() == {title: 0.55}
 
 
+@pytest.mark.parametrize(("feature", "count"), [("relu", 1), ("preactivation", 2)])
+def test_untrained_networks_of_other_features_are_not_one_baseline(feature, count):
+    """Only a learner with attention has the features that `attention_feature` names."""
+    stored = {}
+    for row in ("oml", "meml", "oracle_meml"):
+        config = override(settings("omniglot", row), {"network.attention_feature": feature})
+        found = results(config, sgd=(0.5, 0.6))
+        [pixels] = [curve for curve in found["comparisons"] if curve["head"] == "pixels"]
+        found["comparisons"].append(pixels | {"head": "untrained"})
+        stored[row] = {0: found}
+    own = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    lines = comparison.make_lines(table("omniglot"), own, stored)
+    heads = [line.head for line in lines if line.kind == "baseline"]
+    assert heads.count("pixels") == 1 and heads.count("untrained") == count
+
+
 def test_seeds_of_other_settings_are_not_mixed(stored):
     path = stored / "omniglot" / "meml" / "seed1" / "results.json"
     longer = settings("omniglot", "meml", "paper", 1)

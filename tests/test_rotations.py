@@ -56,6 +56,7 @@ def test_a_run_with_rotations_has_four_outputs_a_cluster(tmp_path):
     lines = programs.succeed(tmp_path, call=programs.run_here, **fields)
     kept = programs.results(tmp_path)["clustering"]["kept"]
     assert any(line.startswith(f"train: meml, {4 * kept} clusters, ") for line in lines)
+    assert "- `tasks.rotations`: True\n" in (tmp_path / "report.md").read_text()
     config = trained.read_config(tmp_path)
     made = []
 

@@ -127,6 +127,15 @@ def test_each_round_clusters_what_the_one_before_has_trained(done):
 
 
 @pytest.mark.slow
+def test_rounds_cannot_be_trained_on(done):
+    """What the last round was trained on follows from the last step of the one before."""
+    before = programs.snapshot(done[0])
+    code, lines, err = run(done[0], "--stage=train", train__steps=30)
+    assert code == 2 and "train.steps is 20 there, 30 now" in err, (lines, err)
+    assert programs.snapshot(done[0]) == before
+
+
+@pytest.mark.slow
 def test_training_starts_from_the_fen_of_the_embedding(done, tmp_path, monkeypatch):
     config, dataset = loaded(done[0])
     values = {

@@ -571,6 +571,8 @@ def test_a_training_from_the_embeddings_fen_is_tested_where_it_was_best(tmp_path
     best = results["meta_test"]["checkpoint_step"]
     assert judged[best] == max(judged.values())
     assert results["product_versions"].keys() == {"embedding", "init"}
+    error = programs.refuse(tmp_path, "--stage=test", **fields | {"test__shots": 3})
+    assert "was chosen with test.shots=15, test.queries=5, train.validate_every=5, now" in error
 
     config = trained.read_config(tmp_path)
     make = functools.partial(

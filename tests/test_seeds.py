@@ -118,6 +118,12 @@ def test_results_of_another_version_are_not_finished(tmp_path):
     assert is_finished() and is_finished(product_versions=product_versions(config))
     assert not is_finished(product_versions={"embedding": 1})
     assert not is_finished(points_version=-1) and not is_finished(content_hash="other")
+    # A field that an earlier version did not have is at its default; one of a later is unknown.
+    stored = found["config"]
+    earlier = {k: v for k, v in stored["tasks"].items() if k != "rotations"}
+    assert is_finished(config=stored | {"tasks": earlier})
+    assert not is_finished(config=stored | {"tasks": earlier | {"rotations": True}})
+    assert not is_finished(config=stored | {"tasks": earlier | {"unknown": 1}})
 
 
 @pytest.mark.slow
