@@ -154,6 +154,8 @@ def write_block(asked: Asked, document: Path, every: stored_results.Stored) -> N
 def check_document(asked: Asked, document: Path) -> None:
     """Raise UserError where the block could not be written, or results not be kept."""
     folder, kept, label = asked.folder, asked.kept(document), asked.label
+    if document.is_symlink() and not document.exists():
+        raise UserError(f"--write_docs={document} is a link that leads nowhere; name a document")
     if label != Path(label).name or label.startswith("."):
         raise UserError(f"--label={label!r}, expected the name of a folder")
     if document.resolve() in ((place / "report.md").resolve() for place in (folder, kept)):

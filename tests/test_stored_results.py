@@ -234,6 +234,10 @@ def test_a_block_is_made_of_what_is_kept_beside_the_document(stored, undrawn, mo
     ):  # fmt: skip
         code, _, err = call(*flags[:3], f"--results={stored}", f"--label={label}")
         assert code == 2 and message in err, label
+    link = stored / "link.md"
+    link.symlink_to(link)
+    code, _, err = call(*flags[:2], f"--results={stored}", f"--write_docs={link}")
+    assert code == 2 and f"--write_docs={link} is a link that leads nowhere" in err
     report = stored / "omniglot" / "report.md"
     code, _, err = call(*flags[:2], f"--results={stored}", f"--write_docs={report}")
     assert code == 2 and "is the table's report" in err
