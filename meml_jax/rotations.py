@@ -42,15 +42,15 @@ def of_split(split: Split) -> Split:
 def of_clusters(clusters: Clusters) -> Clusters:
     """Make C clusters of N images 4 C, the given first; `info` and `fingerprint` stay."""
     labels, table = clusters.labels, clusters.table
-    count, rows, turns = labels.max() + 1, len(table.index), range(TURNS)
+    num_labels, rows, turns = labels.max() + 1, len(table.index), range(TURNS)
     return clusters._replace(
-        labels=_shifted(labels, count),
+        labels=_shifted(labels, num_labels),
         table=TaskTable(
             _shifted(table.index, len(labels)),
             _shifted(table.start, rows),
             np.concatenate([table.size for _ in turns]),
         ),
-        kept=_shifted(clusters.kept, count),
+        kept=_shifted(clusters.kept, num_labels),
     )
 
 
