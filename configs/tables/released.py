@@ -27,7 +27,7 @@ def _rows(protocol: str, end: str) -> dict[str, Row]:
             values,
             PARTS[protocol],
             beside=beside and beside + end,
-            published={"sgd": "MEML"},
+            published={"sgd": "MEML", "sgd_reservoir": "MEML RS"},
         )
 
     return {
