@@ -50,7 +50,7 @@ from meml_jax.compilation_cache import keep_compiled
 from meml_jax.data import cache
 from meml_jax.environment import commit, device_name, versions
 from meml_jax.files import write_atomic, write_json
-from meml_jax.training import Interrupted
+from meml_jax.interrupts import Interrupted
 from meml_jax.types import UserError
 
 PARTS = ("peak", "steps", "breakdown", "memory", "stream", "encode", "growth", "kmeans", "compile")

@@ -20,8 +20,8 @@ from absl import flags
 
 from meml_jax import devices
 from meml_jax.config import Config
+from meml_jax.interrupts import Interrupted
 from meml_jax.settings import flatten
-from meml_jax.training import Interrupted
 from meml_jax.types import UserError
 
 

@@ -167,7 +167,7 @@ def do_stages(config: Config, dataset: Dataset, workdir: Path, last: str, around
     model = make_model(config, dataset, clusters)
     fen = rounds.initial_fen(config, dataset, workdir)
     with around("train", images):
-        summary = stages.train(config, dataset, clusters, model, workdir, say, fen=fen)
+        summary = stages.train(config, dataset, model, workdir, say, fen=fen)
     if count == 3:
         return
     judge(config, dataset, clusters, model, workdir, around, summary, z, report=count > 4)

@@ -28,7 +28,7 @@ from meml_jax.learners import get_learner, identity
 from meml_jax.networks import Network, make_network
 from meml_jax.samplers import Sampler, cluster_sampler
 from meml_jax.settings import flatten
-from meml_jax.types import Clusters, Dataset, Params, TrainState, UserError
+from meml_jax.types import Clusters, Dataset, Params, TaskTable, TrainState, UserError
 
 INIT_VERSION = 2  # of what `train.init=embedding` starts from: at the scale of a fresh FEN
 
@@ -40,11 +40,14 @@ class Model(NamedTuple):
       network: pure functions; its CLN has an output for each kept cluster, and rotation of one
         where `tasks.rotations` is set, or way of an episode.
       sampler: how tasks are drawn from the clusters.
+      table: clusters that are trained on, on the host; with `tasks.rotations` of the images of
+        `rotations.of_images`.
       fingerprint: of all that the trained parameters depend on, beside the number of steps.
     """
 
     network: Network
     sampler: Sampler
+    table: TaskTable
     fingerprint: str
 
 
@@ -70,7 +73,7 @@ def make_model(config: Config, dataset: Dataset, clusters: Clusters) -> Model:
     if config.train.init != "random":
         trained = [getattr(config.embedding, field) for field in contrastive.TRAINED_BY]
         parts += (config.train.init, INIT_VERSION, trained, *embeddings.version(config.embedding))
-    return Model(network, sampler, fingerprint(*origin, *parts))
+    return Model(network, sampler, clusters.table, fingerprint(*origin, *parts))
 
 
 def _make_sampler(config: Config, clusters: Clusters) -> Sampler:

@@ -90,7 +90,7 @@ def embed(
         clusters = pseudo_labels.cluster(config, dataset, z, here, say)
         model = make_model(config, dataset, clusters)
         fen = initial_fen(config, dataset, workdir)
-        stages.train(config, dataset, clusters, model, here, say, fen=fen)
+        stages.train(config, dataset, model, here, say, fen=fen)
         z = _embed_again(config, dataset, model, here, folder(config, number + 1, workdir), say)
     if config.clustering.rounds > 1:
         say(f"round {config.clustering.rounds} of {config.clustering.rounds}")

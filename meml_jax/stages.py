@@ -47,7 +47,6 @@ STAGES = ("embed", "cluster", "train", "test", "report")
 def train(
     config: Config,
     dataset: Dataset,
-    clusters: Clusters,
     model: Model,
     workdir: Path,
     say: Report,
@@ -60,8 +59,8 @@ def train(
     """
     images = dataset.train.images
     if config.tasks.rotations:
-        images, clusters = rotations.of_images(images), rotations.of_clusters(clusters)
-    size = jnp.asarray(clusters.table.size)
+        images = rotations.of_images(images)
+    size = jnp.asarray(model.table.size)
     weights = balance.task_weights(config.tasks, size)
     key = key_for("train", config.seed)
     place = feed.place(config.train.images_on, images.nbytes)
@@ -76,7 +75,7 @@ def train(
         say("train: to the first order no gradient reaches the attention, it stays as drawn")
     with feed.open_feed(
         place,
-        (images, clusters.table, weights, key),
+        (images, model.table, weights, key),
         sampler=model.sampler,
         train=config.train,
     ) as data:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -17,25 +15,11 @@ from jax.sharding import Mesh
 
 from meml_jax import checkpoints, devices, environment
 from meml_jax.config import TrainConfig
+from meml_jax.interrupts import Interrupted, collect
 from meml_jax.metrics import MetricWriter
 from meml_jax.types import Array, TrainState, UserError
 
 DEAD_SPREAD = 1e-6  # logits that differ less than this between images no longer depend on the image
-
-
-class Interrupted(BaseException):
-    """SIGINT or SIGTERM came; a training has saved its state.
-
-    No Exception, as KeyboardInterrupt is none: what turns the many errors of a library into a
-    message of its own must not take a stop for a damaged file.
-
-    Attributes:
-      signum: the signal.
-    """
-
-    def __init__(self, signum: int, message: str):
-        super().__init__(message)
-        self.signum = signum
 
 
 class Wording(NamedTuple):
@@ -78,7 +62,7 @@ def train(
     fingerprint: str,
     validate: Callable[[TrainState], float] | None,
     report: Callable[[str], None],
-    judged_by: Mapping[str, Any] = MappingProxyType({}),
+    judged_by: Mapping[str, Any] | None = None,
     wording: Wording = META_TRAIN,
     mesh: Mesh | None = None,
 ) -> dict[str, Any]:
@@ -97,7 +81,7 @@ def train(
       fingerprint: of the settings and inputs; a checkpoint of another one is refused.
       validate: accuracy on validation classes, for the best checkpoint; None: not done.
       report: prints a line.
-      judged_by: JSON-able settings that `validate` follows, kept with each checkpoint.
+      judged_by: JSON-able settings that `validate` follows, kept with each checkpoint; None: none.
       wording: how the lines name what is trained.
       mesh: devices that `train_call` runs on together, with state and data on each; where it spans
         processes, all of them call this, and process 0 writes. None: one device.
@@ -159,7 +143,7 @@ def train(
             elapsed = seconds + time.monotonic() - started
             record = {
                 "fingerprint": fingerprint,
-                "judged_by": dict(judged_by),
+                "judged_by": judged_by,
                 "pending": pending,
                 "seconds": elapsed,
                 **compiled,
@@ -174,7 +158,7 @@ def train(
             if writes:
                 writer = MetricWriter(workdir, config.steps, start_step=step, label=wording.label)
                 write = stack.enter_context(writer).write
-            received = stack.enter_context(_signals())
+            received = stack.enter_context(collect())
             while step < config.steps:
                 num_steps = steps_of_call(step, config)
                 asked = devices.replicate(jnp.int32(num_steps), mesh)
@@ -276,28 +260,3 @@ def _check_alive(pending: dict[str, list[float]], step: int) -> None:
             f"loss {np.mean(pending['loss']):.3f}); lower outer.lr or set network.cln_relu=False, "
             "and use another --workdir"
         )
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of dying; a second one kills as usual."""
-    received: list[int] = []
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    previous = {kind: signal.getsignal(kind) for kind in kinds}
-
-    def handle(signum: int, frame: Any) -> None:
-        received.append(signum)
-        for kind in kinds:
-            signal.signal(kind, previous[kind])
-
-    try:
-        for kind in kinds:
-            signal.signal(kind, handle)
-    except ValueError:  # not the main thread: the caller handles signals
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for kind in kinds:
-            signal.signal(kind, previous[kind])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax import checkpoints, chunks, convolution, training
+from meml_jax import checkpoints, chunks, convolution, interrupts, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
 from meml_jax.embeddings import acai, autoencoder, fitting
@@ -286,7 +286,7 @@ def test_stopped_by_a_signal_and_resumed_equals_uninterrupted(glyphs, trained, t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_check_finite", kill_and_check)  # runs after the first call
-        with pytest.raises(training.Interrupted, match="step 10 of 120"):
+        with pytest.raises(interrupts.Interrupted, match="step 10 of 120"):
             fit(glyphs, config, tmp_path)
     again, _ = fit(glyphs, config, tmp_path)
     tiny.assert_same(saved(tmp_path, config), saved(whole, config))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from meml_jax import checkpoints, training
+from meml_jax import checkpoints, interrupts
 from meml_jax.types import TrainState, UserError
 
 TX = optax.chain(optax.clip(5.0), optax.adam(1e-4))
@@ -112,7 +112,7 @@ def test_mismatch_names_the_parameter(tmp_path, template, message):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (training.Interrupted(15, "stopped"), "stopped"),
+        (interrupts.Interrupted(15, "stopped"), "stopped"),
         (MemoryError("too large"), "^too large"),
         (PermissionError("not yours"), "not yours\\); make .* readable"),
         (OSError("stale"), "stale\\); if that comes again, move that step"),

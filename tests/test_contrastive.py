@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from meml_jax import checkpoints, chunks, training
+from meml_jax import checkpoints, chunks, interrupts, training
 from meml_jax.config import EmbeddingConfig
 from meml_jax.data.glyphs import generate
 from meml_jax.embeddings import contrastive, fitting, get_embedding
@@ -165,7 +165,7 @@ def test_a_signal_stops_and_saves(glyphs, tmp_path, kind):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "_check_finite", kill_and_check)  # runs after the first call
-        with pytest.raises(training.Interrupted, match="step 10 of 60") as stopped:
+        with pytest.raises(interrupts.Interrupted, match="step 10 of 60") as stopped:
             fit(images, config, tmp_path)
     assert stopped.value.signum == kind
     assert int(saved(tmp_path, config).step) == 10

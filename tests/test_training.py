@@ -10,7 +10,7 @@ import optax
 import programs
 import pytest
 
-from meml_jax import checkpoints, training
+from meml_jax import checkpoints, interrupts, training
 from meml_jax.config import TrainConfig
 from meml_jax.types import TrainState, UserError
 
@@ -137,7 +137,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(tmp_path, whole, signum, st
                 os.kill(os.getpid(), signum)
             shown.append(step)
 
-        with pytest.raises(training.Interrupted, match=r"saved at step \d+ of 23") as info:
+        with pytest.raises(interrupts.Interrupted, match=r"saved at step \d+ of 23") as info:
             train(tmp_path, stop=stop)
         assert info.value.signum == signum
         assert at < int(stored(tmp_path)[0].step) <= at + 4

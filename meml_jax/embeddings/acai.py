@@ -163,7 +163,7 @@ def fit(
     Raises:
       UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
         not finite.
-      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+      interrupts.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from the paper (Berthelot et al.): Adam's learning rate falls along a cosine, by default
     from 1e-3, in place of a constant 1e-4; 28x28 images are brought to 32x32 by repeating their

@@ -158,7 +158,7 @@ def fit(
     Raises:
       UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
         not finite.
-      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+      interrupts.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from Chen et al.: the projection has 128 hidden units whatever D is, theirs as many as
     there are features; Adam with a cosine in place of LARS with a warm-up and weight decay; views

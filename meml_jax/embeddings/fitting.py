@@ -80,7 +80,7 @@ def train(
 
     Raises:
       UserError: checkpoints of other settings or images; a loss that is not finite.
-      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+      interrupts.Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
     init_key, train_key = jax.random.split(key)
     fresh_state = functools.partial(jax.jit(init_state), init_key)

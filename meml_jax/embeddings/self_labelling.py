@@ -258,7 +258,7 @@ def fit(
     Raises:
       UserError: settings that cannot be; checkpoints of other settings or images; a loss that is
         not finite.
-      training.Interrupted: SIGINT or SIGTERM, after the state was saved.
+      interrupts.Interrupted: SIGINT or SIGTERM, after the state was saved.
 
     Differs from Caron et al. and Asano et al.: the network is sized for small images
     (`alexnet`), both methods see a Sobel filter, pooling has windows of 2x2
