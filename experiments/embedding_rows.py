@@ -10,6 +10,7 @@ from meml_jax import checks, embeddings, presets
 from meml_jax.config import Config
 from meml_jax.fingerprints import fingerprint
 from meml_jax.learners import identity
+from meml_jax.results import product_versions
 from meml_jax.settings import did_you_mean, flatten, override
 from meml_jax.types import Dataset, UserError
 
@@ -103,4 +104,6 @@ def fingerprint_of(config: Config, dataset: Dataset) -> str:
         parts += (config.network, config.inner, config.outer, config.train)
         parts += (identity(config.learner),)
         parts += (config.episodes,) if config.episodes.ways else ()
+        init = product_versions(config).get("init")
+        parts += () if init is None else (init,)
     return fingerprint(*parts, dataset.content_hash, *embeddings.version(config.embedding))

@@ -67,8 +67,9 @@ from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, lock_beside, read_json, write_atomic, write_json
 from meml_jax.settings import from_dict, override
 from meml_jax.table_checks import overridden_fields
+from meml_jax.tables import PLACES
 from meml_jax.types import Dataset, Split, UserError
-from meml_jax.workdir import open_workdir, record_config
+from meml_jax.workdir import open_workdir, record_config, stored_fingerprint
 
 flags.DEFINE_list("rows", list(ROWS), "Rows of the table, or embeddings, by name.")
 flags.DEFINE_string(
@@ -77,18 +78,24 @@ flags.DEFINE_string(
 
 
 def twin(config: Config, dataset: Dataset, folder: Path) -> Path | None:
-    """Find another row's folder with the same training on the same images, finished."""
+    """Find another row's folder with the same training on the same images, finished.
+
+    Its vectors tell by their fingerprint that they are of these images, and of this version.
+    """
+    free = presets.PLAIN | {"embedding.checkpoint_every": Config().embedding.checkpoint_every}
 
     def training(config: Config) -> Config:
-        return dataclasses.replace(override(config, presets.PLAIN), clustering=Config().clustering)
+        return dataclasses.replace(override(config, free), clustering=Config().clustering)
 
     for path in sorted(folder.parent.parent.glob("*/seed*/config.json")):
         with contextlib.suppress(UserError):
             other = from_dict(read_json(path))
             first = rounds.folder(other, 1, path.parent)
-            done = all((first / name).exists() for name in ("embedding", "embeddings.npz"))
-            done &= sharing.embedded_images(first) == dataset.content_hash
-            if path.parent != folder and done and training(other) == training(config):
+            if path.parent == folder or training(other) != training(config):
+                continue
+            made = stored_fingerprint(first / "embeddings.npz")
+            embedded = pseudo_labels.made_from(other, dataset.content_hash)
+            if (first / "embedding").exists() and made in embedded:
                 return first
     return None
 
@@ -204,13 +211,13 @@ def kept_folder(docs: str, config: Config) -> Path:
 
 def told(file: str, overrides: Sequence[str]) -> str:
     """Write the flags of a call for a document, with names in place of paths."""
-    named = {"--config.data.dir": "--config.data.dir=DIR"}
-    for override_ in overrides:
-        flag = override_.partition("=")[0]
-        named[flag] = override_
-        for path, name in (("--config.data.dir", "DIR"), ("--config.embedding.file", "FILE")):
-            if flag == path:
-                named[flag] = f"{path}={name}"
+    named = {"data.dir": "--config.data.dir=DIR"}
+    given = {"data.dir": "DIR", "test_data.dir": "DIR", "embedding.file": "FILE"}
+    for override_, field in zip(overrides, overridden_fields(overrides), strict=True):
+        if field in given:
+            named[field] = f"--config.{field}={given[field]}"
+        elif field not in PLACES:
+            named[field] = override_
     return shlex.join([f"--config={file}", *named.values()])
 
 

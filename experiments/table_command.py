@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -114,6 +115,14 @@ def define_flags() -> flags.FlagValues:
     return values
 
 
+def check_results(folder: Path) -> None:
+    """Raise UserError where no runs can be put into a folder, before the first one."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "is no folder" if not there.is_dir() else "cannot be written to"
+        raise UserError(f"--results={folder}: {there} {what}; name another folder")
+
+
 def parse(argv: list[str]) -> Asked:
     """Read the command line."""
     overrides, rest = split_overrides(argv)
@@ -161,6 +170,8 @@ def parse(argv: list[str]) -> Asked:
         asked.lines({})  # whose settings the report needs, of all rows
     for config in asked.runs.values():
         checks.before_loading(config)
+    if not asked.report_only:
+        check_results(asked.results)
     if root and not asked.report_only:
         for name in tables.data_without_folder(chosen.values()):
             say(f"data: {root} has no folder {name}; it is fetched, if that can be")

@@ -38,13 +38,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import jax
 import run
 from console import exit_code, leave, say
-from table_command import Asked, define_flags, parse
+from table_command import ROOT, Asked, define_flags, parse
 
 from meml_jax import (
     devices,
     documents,
     sharing,
     stored_results,
+    table_checks,
     table_report,
 )
 from meml_jax.config import Config
@@ -93,8 +94,8 @@ def do_all(asked: Asked) -> list[str]:
                     continue
                 say(f"== {title}: {workdir}")
                 do(config, workdir, asked.results)
-        except (UserError, OSError, jax.errors.JaxRuntimeError) as error:
-            # Where the device's memory does not hold one row it may hold the next.
+        except (UserError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
+            # Where the memory does not hold one row it may hold the next.
             kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             message = f"{title}: {kind}{str(error).partition(chr(10))[0]}"
             say(f"error: {message}")
@@ -113,7 +114,7 @@ def write_report(asked: Asked) -> None:
     All that is stored is in the report; to the block come the results of the runs asked for.
     """
     table, folder, document = asked.table, asked.folder, asked.document
-    of_rows = functools.partial(stored_results.of_rows, rows=table.rows, say=say)
+    of_rows = functools.partial(table_checks.as_defined, table=table, root=ROOT, say=say)
     if document and asked.kept(document).resolve() == folder.resolve():  # the block is its report
         with documents.locked(document):
             write_block(asked, document, of_rows(stored_results.read_kept(folder, say=say)))
@@ -166,9 +167,9 @@ def check_document(asked: Asked, document: Path) -> None:
             "--results"
         )
     left_out: list[str] = []
-    of_rows = functools.partial(stored_results.of_rows, rows=asked.table.rows, say=left_out.append)
-    every = of_rows(stored_results.read_kept(kept, say=say))
-    stored = of_rows(stored_results.read(folder, say=left_out.append))
+    of_rows = functools.partial(table_checks.as_defined, table=asked.table, root=ROOT)
+    every = of_rows(stored_results.read_kept(kept, say=say), say=say)
+    stored = of_rows(stored_results.read(folder, say=left_out.append), say=left_out.append)
     if asked.report_only and not every and not stored:
         why = f" ({left_out[0]}; {len(left_out)} in all)" if left_out else ""
         raise UserError(

@@ -1,9 +1,9 @@
 """Checkpoints of meta-training: the one place that touches Orbax.
 
 A checkpoint is a `TrainState` as named arrays and a small JSON `meta`. The latest two are kept, and
-the one with the highest validation metric. The process may be killed at any moment: a checkpoint is
-complete or absent, and the one before stays readable. Of several processes, each reads for itself,
-and only process 0 writes.
+the one with the highest validation metric of each `judged_by` in the meta, the settings that the
+metric follows. The process may be killed at any moment: a checkpoint is complete or absent, and the
+one before stays readable. Of several processes, each reads for itself, and only process 0 writes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import operator
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import devices
+from meml_jax.files import read_json
 from meml_jax.types import TrainState, UserError
 
 if TYPE_CHECKING:  # importing Orbax takes 0.3 s, which commands that do not train need not wait for
     import orbax.checkpoint as ocp
 
 KEEP_LAST = 2
-KEEP_BEST = 1
 _DELETED = "deleted"
+_META = "metadata"  # file of the meta, in a folder of its own
 _metric = operator.itemgetter("validation")
 
 
@@ -58,12 +59,11 @@ def open_checkpoints(
     logging.getLogger("absl").addFilter(_not_orbax_chatter)
     if not read_only:
         path.mkdir(parents=True, exist_ok=True)
-    best = policies.BestN(
-        n=KEEP_BEST, get_metric_fn=_metric, keep_checkpoints_without_metrics=False
-    )
     options = ocp.CheckpointManagerOptions(
         best_fn=_metric,  # without it Orbax does not store the metrics, whatever the policies say
-        preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(KEEP_LAST), best]),
+        preservation_policy=policies.AnyPreservationPolicy(
+            [policies.LatestN(KEEP_LAST), _BestOfEach(path)]
+        ),
         enable_async_checkpointing=False,
         todelete_subdir=_DELETED,  # one rename, so no half-deleted folder passes for a checkpoint
         save_root_metadata=False,
@@ -72,10 +72,14 @@ def open_checkpoints(
         multiprocessing_options=_alone(ocp),
     )
     # Named handlers let shapes be read before anything is restored.
-    handlers: Any = {"state": ocp.StandardCheckpointHandler(), "meta": ocp.JsonCheckpointHandler()}
+    handlers: Any = {
+        "state": ocp.StandardCheckpointHandler(),
+        "meta": ocp.JsonCheckpointHandler(_META),
+    }
     try:
         manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
-    except (OSError, ValueError) as error:  # a step's metrics, which it reads, are damaged
+    except (OSError, ValueError, RecursionError) as error:
+        # A step's metrics, which it reads, are damaged.
         raise _unreadable(path, error) from error
     if not read_only:
         _tidy(path)
@@ -97,9 +101,63 @@ def latest_step(manager: ocp.CheckpointManager) -> int | None:
     return manager.latest_step()
 
 
-def best_step(manager: ocp.CheckpointManager) -> int | None:
-    """Return the step with the highest validation metric, None if none was saved with one."""
-    return manager.best_step()
+def judged(manager: ocp.CheckpointManager) -> dict[int, tuple[float, Any]]:
+    """Map the steps that were saved with a validation metric to (metric, `judged_by`).
+
+    `judged_by` is that of the meta, None where there is none.
+    """
+    metrics = {step: _value(manager.metrics(step)) for step in manager.all_steps()}
+    return {
+        step: (value, _judged_by(manager.directory, step))
+        for step, value in metrics.items()
+        if value is not None
+    }
+
+
+def best_step(
+    manager: ocp.CheckpointManager, judged_by: Mapping[str, Any] | None = None
+) -> int | None:
+    """Return the step with the highest validation metric, None if none was saved with one.
+
+    Of the steps whose metrics were judged by the settings `judged_by`, or by none that are known;
+    where there are none of these, or it is None, of all steps.
+    """
+    found = judged(manager)
+    ours = {step: of for step, of in found.items() if of[1] in (None, judged_by)}
+    compared = found if judged_by is None else ours or found
+    return max(compared, key=lambda step: (compared[step][0], step), default=None)
+
+
+class _BestOfEach:
+    """Preservation policy: the best checkpoint of each `judged_by`, as metrics of two are no match.
+
+    So that of other settings stays, and is the best again once they are back.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Tell which checkpoints stay; they come with the oldest first."""
+        best: dict[str, tuple[float, int]] = {}
+        for info in checkpoints:
+            if (value := _value(info.metrics)) is not None:
+                key = json.dumps(_judged_by(self._directory, info.step), sort_keys=True)
+                best[key] = max(best.get(key, (value, info.step)), (value, info.step))
+        kept = {step for _, step in best.values()}
+        return [info.step in kept for info in checkpoints]
+
+
+def _value(metrics: Any) -> float | None:
+    """Return the validation metric, None where a step was saved without one."""
+    value = metrics.get("validation") if isinstance(metrics, Mapping) else None
+    return value if isinstance(value, int | float) else None
+
+
+def _judged_by(directory: os.PathLike[str], step: int) -> Any:
+    meta = read_json(Path(directory, str(step), "meta", _META))
+    found = meta.get("judged_by") if isinstance(meta, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def save(
@@ -108,14 +166,15 @@ def save(
     meta: Mapping[str, Any],
     metric: float | None = None,
 ) -> None:
-    """Store `state` under its own step and drop what is neither among the latest nor the best.
+    """Store `state` under its own step and drop what is neither among the latest nor a best one.
 
     A step that is already the latest is left as it is: the same step of one run is the same state.
 
     Args:
       manager: from `open_checkpoints`.
       state: arrays of any device; `state.step` names the checkpoint.
-      meta: JSON values kept beside it, e.g. the configuration.
+      meta: JSON values kept beside it, e.g. the configuration; `judged_by` are the settings that
+        `metric` follows.
       metric: validation accuracy, higher is better; None where this step was not validated.
 
     Raises:
@@ -139,15 +198,22 @@ def save(
     try:
         manager.save(step, args=items, metrics=metrics)
     except (OSError, ValueError) as error:  # of the file system, or of Orbax's storage about it
+        left, then = "the one before it is whole", "goes on from it"
+        if latest is None:
+            left, then = "there is none before it", "begins anew"
         raise UserError(
-            f"cannot save the checkpoint {manager.directory / str(step)} ({_reason(error)}); the "
-            "one before it is whole: make room there, then the same command goes on from it"
+            f"cannot save the checkpoint {manager.directory / str(step)} ({_reason(error)}); "
+            f"{left}: make room there, then the same command {then}"
         ) from error
     _tidy(manager.directory)
 
 
 def restore(
-    manager: ocp.CheckpointManager, template: TrainState, which: str = "last"
+    manager: ocp.CheckpointManager,
+    template: TrainState,
+    which: str = "last",
+    *,
+    judged_by: Mapping[str, Any] | None = None,
 ) -> tuple[TrainState, dict[str, Any]]:
     """Read a checkpoint into the structure of `template`, bit for bit.
 
@@ -155,6 +221,7 @@ def restore(
       manager: from `open_checkpoints`.
       template: a state, or its `jax.eval_shape`, with the shapes and dtypes that are expected.
       which: `last`, or `best` by validation metric.
+      judged_by: settings by which the best one is chosen, as of `best_step`.
 
     Returns:
       The state, on the devices of `template` where those were chosen, and its `meta`.
@@ -168,7 +235,7 @@ def restore(
         raise UserError(f"test.checkpoint: got {which!r}, expected 'last' or 'best'")
     if latest_step(manager) is None:
         raise UserError(f"no checkpoint in {manager.directory}; run the train stage first")
-    step = latest_step(manager) if which == "last" else best_step(manager)
+    step = latest_step(manager) if which == "last" else best_step(manager, judged_by)
     if step is None:
         raise UserError(
             f"no checkpoint in {manager.directory} has a validation accuracy, so none is the best; "

@@ -126,14 +126,22 @@ def before_training(config: Config, dataset: Dataset) -> None:
         clustering.check(config.clustering, len(dataset.train.ids))
     if pseudo_labels.needs_embedding(config):
         embeddings.check(config.embedding, dataset.train.images)
-    num_bytes = rotations.count(config.tasks) * dataset.train.images.nbytes
+    turns = rotations.count(config.tasks)
+    num_bytes = turns * dataset.train.images.nbytes
     place = feed.place(config.train.images_on, num_bytes)
-    if config.episodes.ways > len(dataset.train.ids) // 2:
+    ways, times = config.episodes.ways, f" times {turns} (tasks.rotations)" * (turns > 1)
+    needed = -(-ways // turns)  # clusters, each in all its rotations
+    if needed > len(dataset.train.ids) // 2:
         raise UserError(
-            f"episodes.ways={config.episodes.ways}, expected at most half the number of training "
-            f"images, {len(dataset.train.ids)}: a class needs two"
+            f"episodes.ways={ways}, expected at most half the number of training images, "
+            f"{len(dataset.train.ids)}{times}: a class needs two"
         )
-    labels = (np.arange(len(dataset.train.ids)) % max(2, config.episodes.ways)).astype(np.int32)
+    if config.tasks.labels != "true" and needed > config.clustering.num_clusters:
+        raise UserError(
+            f"episodes.ways={ways}, expected at most clustering.num_clusters="
+            f"{config.clustering.num_clusters}{times}; lower it, or raise that"
+        )
+    labels = (np.arange(len(dataset.train.ids)) % max(2, needed)).astype(np.int32)
     table, kept = tasks.table_from_labels(labels, min_size=config.tasks.min_size)
     table, kept = balance.balance_table(config.tasks, table, kept, seed=config.seed)
     model = make_model(config, dataset, Clusters(labels, table, kept, {}, ""))

@@ -52,11 +52,13 @@ def draw(
       Names of the figures, without folder and ending.
     """
     channels, true = config.network.channels, config.tasks.labels == "true"
-    kind, kinds = ("true class", "true classes") if true else ("cluster", "clusters")
+    kinds = "true classes" if true else "clusters"
     path = folder / "feature_maps.png"
     if get_learner(config.learner).uses_attention:
         attended = attention.attend(params, images, table, network=network, options=config.inner)
-        cluster_grid(attended, folder / "clusters.png", kind=kind)
+        some = f"{len(attended)} of {len(table.size):,} {kinds}"
+        title = f"{config.data.name}, {config.learner}: images of {some} by attention weight (in %)"
+        cluster_grid(attended, folder / "clusters.png", title=title)
         mapped = feature_maps.of_clusters(params, attended, channels=channels)
         shown = f"of some {kinds} the images with the highest and the lowest attention weight"
         maps_grid(mapped, path, images=shown)
@@ -73,7 +75,7 @@ def cluster_grid(
     clusters: Sequence[AttendedCluster],
     path: str | os.PathLike[str],
     *,
-    kind: str = "cluster",
+    title: str,
     max_images: int = 14,
 ) -> None:
     """Draw clusters as rows of images, highest attention first, framed by their weight.
@@ -81,7 +83,7 @@ def cluster_grid(
     Args:
       clusters: one a row.
       path: PNG to write.
-      kind: what a row is, for the title.
+      title: of the figure; that of large clusters some images alone are weighed stands below it.
       max_images: of a larger cluster the highest and the lowest weights are shown.
     """
     columns = min(max_images, max(len(alpha) for _, alpha, _ in clusters))
@@ -121,7 +123,10 @@ def cluster_grid(
                     fontsize=7,
                 )
         ax.set(xlim=(-0.9, columns + 0.4), ylim=(-1.3 * len(clusters), 0), aspect="equal")
-        ax.set_title(f"images of each {kind} by attention weight (in %)")
+        if any(len(alpha) < total for _, alpha, total in clusters):
+            most = max(len(alpha) for _, alpha, _ in clusters)
+            title += f"\nof more than {most} images, {most} from all over share the weight"
+        ax.set_title(figures.wrapped(title, size[0]))
         ax.axis("off")
         look: Any = {"aspect": 25, "pad": 0.01, "extend": extend}
         bar = figure.colorbar(ScalarMappable(norm, cmap), ax=ax, **look)

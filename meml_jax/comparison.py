@@ -9,7 +9,7 @@ from typing import Any
 
 from meml_jax import paper
 from meml_jax.cells import NO_WIDTH, Cell, combine
-from meml_jax.config import Config
+from meml_jax.config import Config, TestConfig
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
 from meml_jax.learners import LEARNERS
@@ -18,6 +18,7 @@ from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
 from meml_jax.tables import WITHOUT_INFLUENCE, Row, Table
 from meml_jax.types import UserError
+from meml_jax.workdir import training_fields
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
@@ -35,6 +36,7 @@ class Line:
       kind: oracle, unsupervised or baseline.
       named: whether the table names it, other heads aside.
       paper: the paper's accuracies, as far as it has them.
+      published: name of the paper's line; empty if it has none.
       cells: ours, as far as they are measured.
       seeds: of ours.
       steps: of meta-training; None: not run, or not trained.
@@ -55,6 +57,7 @@ class Line:
     steps: int | None = None
     results: tuple[dict[str, Any], ...] = ()
     beside: str = ""
+    published: str = ""
     defined: Config | None = None
 
     @functools.cached_property
@@ -142,12 +145,16 @@ def make_lines(table: Table, configs: Mapping[str, Config], stored: Stored) -> l
         rows = [name for name, row in table.rows.items() if row.part == part]
         here = [line for n in rows for line in _of_row(table, n, configs[n], stored.get(n, {}))]
         lines += [line for line in here if line.kind != "baseline"]
-        lines += _each_once([line for line in here if line.kind == "baseline"])
+        names = {n: next(iter(table.rows[n].lines.values())) for n in rows}
+        lines += _each_once([line for line in here if line.kind == "baseline"], names)
     return lines
 
 
-def _each_once(baselines: Sequence[Line]) -> list[Line]:
-    """Keep one of the lines that are the same; those that stand beside most rows come first."""
+def _each_once(baselines: Sequence[Line], names: Mapping[str, str]) -> list[Line]:
+    """Keep one of the lines that are the same; those that stand beside most rows come first.
+
+    `names` has what the rows are called.
+    """
     kept: list[tuple[int, Line]] = []
     for head in BASELINES:
         same: dict[str, list[Line]] = {}
@@ -156,7 +163,7 @@ def _each_once(baselines: Sequence[Line]) -> list[Line]:
                 same.setdefault(_follows_from(line), []).append(line)
         groups = sorted(same.values(), key=len, reverse=True)
         tested = [_tested(lines[0]) for lines in groups]
-        beside = [", ".join(line.row for line in lines) for lines in groups]
+        beside = [", ".join(names[line.row] for line in lines) for lines in groups]
         for place, (lines, name) in enumerate(zip(groups, tested, strict=True)):
             if tested.count(name) > 1:  # in another way, or with other seeds
                 where = "" if len(set(tested)) == 1 else f"{name}, "
@@ -189,21 +196,41 @@ def _tested(line: Line) -> str:
     return f"all classes of {other}" if other else f"test classes of {config.data.name}"
 
 
+def settings_of(config: Config, head: str) -> dict[str, Any]:
+    """List the settings that the accuracies of a head follow from, but for steps, runs and columns.
+
+    Args:
+      config: of a run.
+      head: a head of it, or a baseline, which no training decides on.
+    """
+    test = config.test
+    if config.episodes.ways:
+        own = TestConfig(queries=test.queries, inner_steps=test.inner_steps)
+    else:
+        own = depends_on(head, test)
+    own = dataclasses.replace(own, num_classes=(), runs=0, iid=False, checkpoint=test.checkpoint)
+    untrained: dict[str, tuple[str, ...]] = {"pixels": (), "untrained": ("network",)}
+    trained = untrained.get(head, training_fields(config))
+    named = {"test_data.name", "test_data.max_per_class", "test", *trained}
+    every = flatten(dataclasses.replace(config, test=own))
+    return {k: v for k, v in every.items() if {k, k.split(".")[0]} & named}
+
+
 def _of_row(
     table: Table, name: str, config: Config, runs: Mapping[int, dict[str, Any]]
 ) -> list[Line]:
     """Make the lines of one training; seeds of other settings give lines of their own."""
-    row, groups = table.rows[name], _same_settings(runs)
-    # What was done, whatever the table would do now; of groups, each its own.
-    configs = [from_dict(runs[seeds[0]]["config"]) for seeds in groups]
+    row = table.rows[name]
     first = next(iter(row.lines.values()))
     lines: list[Line] = []
-    for seeds, used in zip(groups, configs, strict=True):
-        published = _published(used)
-        results = tuple(runs[seed] for seed in seeds)
-        curves = (results[0]["meta_test"], *results[0]["comparisons"])
-        others = f" (seeds {', '.join(map(str, seeds))})" if len(groups) > 1 else ""
-        for head in dict.fromkeys(curve["head"] for curve in curves):
+    for head in _heads(runs):
+        groups = _same_settings(runs, head)
+        for seeds in groups:
+            results = tuple(runs[seed] for seed in seeds)
+            # What was done, whatever the table would do now.
+            used = from_dict(results[0]["config"])
+            published = _published(used)
+            others = f" (seeds {', '.join(map(str, seeds))})" if len(groups) > 1 else ""
             title = row.lines.get(head, f"{first}, {NAMES[head]}")
             baseline = head in BASELINES
             line = Line(
@@ -214,6 +241,7 @@ def _of_row(
                 kind="baseline" if baseline else _kind(used),
                 named=head in row.lines or baseline,
                 paper=published.get(_paper_name(row, head), {}),
+                published=_paper_name(row, head),
                 cells=_cells(results, head),
                 seeds=tuple(seeds),
                 steps=None if baseline else int(results[0]["meta_train"]["steps"]),
@@ -222,7 +250,7 @@ def _of_row(
                 defined=config,
             )
             lines.append(line)
-    done, used = {line.head for line in lines}, configs[0] if configs else config
+    done, used = {line.head for line in lines}, lines[0].config if lines else config
     kind, published = _kind(used), _published(used)
     lines += [
         Line(
@@ -233,6 +261,7 @@ def _of_row(
             kind=kind,
             named=True,
             paper=published.get(_paper_name(row, head), {}),
+            published=_paper_name(row, head),
             cells={},
             defined=config,
         )
@@ -256,14 +285,26 @@ def _cells(results: Sequence[Mapping[str, Any]], head: str) -> dict[At, Cell]:
     return {at: combine(of_seeds) for at, of_seeds in points.items()}
 
 
-def _same_settings(runs: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
-    """Group seeds by all else that a number depends on: other settings, and the images."""
+def _heads(runs: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """List the heads that seeds were tested with, in the order of the first seed."""
+    every = [(one["meta_test"], *one["comparisons"]) for _, one in sorted(runs.items())]
+    return list(dict.fromkeys(curve["head"] for curves in every for curve in curves))
+
+
+def _same_settings(runs: Mapping[int, Mapping[str, Any]], head: str) -> list[list[int]]:
+    """Group the seeds with a head by all else that its numbers depend on."""
     groups: dict[str, list[int]] = {}
     for seed, results in sorted(runs.items()):
-        values = flatten(from_dict(results["config"]))
-        values = {k: v for k, v in values.items() if k != "seed" and k not in WITHOUT_INFLUENCE}
+        if not (points := points_of(results, head)):
+            continue
+        config = from_dict(results["config"])
+        values = {k: v for k, v in settings_of(config, head).items() if k not in WITHOUT_INFLUENCE}
+        values.pop("seed", None)
+        steps = None if head in BASELINES else results["meta_train"]["steps"]
         images = [results.get(name) for name in IMAGES]
-        groups.setdefault(fingerprint(values, images), []).append(seed)
+        test = (config.test.runs, config.test.iid, str(list(points)))
+        same = fingerprint(values, steps, *test, images)
+        groups.setdefault(same, []).append(seed)
     return list(groups.values())
 
 

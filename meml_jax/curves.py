@@ -144,7 +144,7 @@ def _rate(point: dict[str, Any]) -> str:
         return ""
     said = f", rate {point['learning_rate']:g}"
     if (searched := point["search_classes"]) < point["num_classes"]:
-        said += f" (chosen on only {searched} classes: too high for more)"
+        said += f" (chosen on only {searched} classes: may be too high for more)"
     return said
 
 

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
 
 from meml_jax.files import write_atomic
 from meml_jax.intervals import half_width
+from meml_jax.paper import head_of
 from meml_jax.report import series_name
 
 # Okabe and Ito's colours, told apart by colour-blind readers; yellow is too faint on white.
@@ -41,11 +42,17 @@ def accuracy_curve(
     Args:
       results: `meta_test` and `comparisons` as in `results.json`; accuracies in [0, 1].
       path: PNG to write.
-      paper: published rows, name to {number of classes: accuracy in %}, drawn dashed.
+      paper: published rows, name to {number of classes: accuracy in %}, drawn dashed in the look of
+        our curve of the same head, up to as many classes as ours have; of other heads, left out.
     """
-    curves = [
-        (series_name(results, series), series["points"])
-        for series in [results["meta_test"], *results.get("comparisons", [])]
+    tested = [results["meta_test"], *results.get("comparisons", [])]
+    curves = [(series_name(results, series), series["points"]) for series in tested]
+    heads = [series["head"] for series in tested]
+    most = max(point["num_classes"] for _, points in curves for point in points)
+    beside = [
+        (name, heads.index(head_of(name)), {n: y for n, y in row.items() if n <= most})
+        for name, row in (paper or {}).items()
+        if head_of(name) in heads
     ]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.8, 4.2), layout="constrained")
@@ -58,8 +65,9 @@ def accuracy_curve(
             half = 100 * np.array([half_width(point) for point in points])
             look = look_of(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
             ax.fill_between(x, y - half, y + half, alpha=0.15, linewidth=0, color=look["color"])
-            lines.append(ax.errorbar(x, y, half, capsize=3, elinewidth=1.2, label=name, **look))
-        for i, (name, row) in enumerate((paper or {}).items(), start=len(curves)):
+            bars = [np.minimum(half, y), np.minimum(half, 100 - y)]  # no share is beyond them
+            lines.append(ax.errorbar(x, y, bars, capsize=3, elinewidth=1.2, label=name, **look))
+        for name, i, row in beside:
             look = look_of(i) | {"ls": "--", "lw": 1.1, "mfc": "white", "label": f"{name} (paper)"}
             lines += ax.plot(list(row), list(row.values()), **look)
         chance = {p["num_classes"]: 100 * p["chance"] for _, points in curves for p in points}
@@ -68,7 +76,7 @@ def accuracy_curve(
         dot: Any = {"marker": "."} if len(x) > 1 else {"marker": "_", "ms": 18, "mew": 1.8}
         look = {"color": GRAY, "label": "chance", "zorder": 5}  # seen where a head is at chance
         lines += ax.plot(x, [chance[n] for n in x], ":", **look, **dot)
-        counts = sorted({*chance, *(n for row in (paper or {}).values() for n in row)})
+        counts = sorted({*chance, *(n for *_, row in beside for n in row)})
         ax.set(xlabel="number of classes learned", ylabel="test accuracy (%)", xticks=counts)
         ax.set_ylim(0, min(103.0, 1.08 * ax.dataLim.y1))
         title = f"{results['dataset']}: accuracy over all classes seen, with 95 % interval"
@@ -172,7 +180,7 @@ def _curve(
     ax: Axes, records: Sequence[Mapping[str, Any]], key: str, label: str, color: str, scale: int = 1
 ) -> None:
     """Draw one key: each value faint under their running mean; few values as markers."""
-    points = [(r["step"], scale * r[key]) for r in records if r.get(key) is not None]
+    points = [(r["step"], scale * r[key]) for r in records if _is_finite(r.get(key))]
     if not points:
         return
     x, y = np.array(points, float).T
@@ -183,6 +191,11 @@ def _curve(
     window = np.ones(max(3, len(x) // 25))
     mean = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
     ax.plot(x, mean, color=color, label=f"{label}, mean of {len(window)} records (each faint)")
+
+
+def _is_finite(value: Any) -> bool:
+    """Tell whether a value of a record can be drawn; one of a damaged line cannot."""
+    return isinstance(value, int | float) and abs(value) < float("inf")
 
 
 def look_of(i: int) -> dict[str, Any]:

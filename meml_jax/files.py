@@ -188,11 +188,24 @@ def write_json(path: str | os.PathLike[str], value: Any, *, indent: int | None =
     write_atomic(path, json.dumps(plain, indent=indent, sort_keys=True, allow_nan=False) + "\n")
 
 
+def load_json(path: Path) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+      OSError: it cannot be read.
+      ValueError: it is damaged or no JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except RecursionError:  # a text such as [[[[...
+        raise ValueError("its brackets are nested too deeply") from None
+
+
 def read_json(path: Path) -> Any:
     """Return the value of a JSON file, or None where it is missing or broken."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        return load_json(path)
+    except (OSError, ValueError):
         return None
 
 

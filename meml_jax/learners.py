@@ -6,16 +6,12 @@ A method is a row of `LEARNERS`. Adding one means adding a row; no trainer is co
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import re
-import tokenize
-import types
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import optax
 
+from meml_jax.fingerprints import said
 from meml_jax.settings import did_you_mean
 from meml_jax.types import Array, Params, UserError
 
@@ -31,31 +27,6 @@ def sgd(lr: float | Array, params: Params) -> optax.GradientTransformation:
 def no_roles(params: Params) -> Params:
     """Add no roles to those of the network."""
     return {}
-
-
-@functools.cache  # a file may be edited while what was read of it runs
-def _said(function: Callable[..., Any]) -> str:
-    """Write down a function: its source, or its code where that is not found, and its values."""
-    if isinstance(function, functools.partial):
-        names = sorted(function.keywords)
-        parts = [function.func, *function.args, *names, *map(function.keywords.get, names)]
-    else:
-        parts = [getattr(function, "__defaults__", None), getattr(function, "__kwdefaults__", None)]
-        cells = getattr(function, "__closure__", None) or ()
-        parts += [c.cell_contents for c in cells if c.cell_contents is not function]
-        try:
-            parts.append(inspect.getsource(function))
-        except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-            code = getattr(function, "__code__", None)
-            what = (
-                (code.co_code, code.co_consts)
-                if code
-                else (type(function), getattr(function, "__dict__", None))
-            )
-            parts.append(what)
-    kinds = (types.FunctionType, functools.partial)
-    said = (_said(part) if isinstance(part, kinds) else repr(part) for part in parts)
-    return re.sub(r" at 0x[0-9a-f]+", "", " ".join(said))  # of a place in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +92,7 @@ class Learner:
                 "and phases: it adapts nothing without"
             )
         for function in (self.extra_roles, self.optimizer):
-            _said(function)  # remembered now, while the file says what is run
+            said(function)  # remembered now, while the file says what is run
 
     @property
     def uses_attention(self) -> bool:
@@ -171,7 +142,7 @@ def identity(name: str) -> str:
     row = get_learner(name)
     if _OURS.get(name) == row:
         return name
-    return " ".join([name, repr(row), _said(row.extra_roles), _said(row.optimizer)])
+    return " ".join([name, repr(row), said(row.extra_roles), said(row.optimizer)])
 
 
 def get_learner(name: str) -> Learner:

@@ -46,6 +46,14 @@ def check_settings(config: TestConfig) -> None:
         check_reservoir(config)
 
 
+def _fit(images: int) -> str:
+    """Say how so many images of a class can be split into those to learn and to test."""
+    if images < 2:
+        return ""
+    queries = -(-images // 4)
+    return f"set test.shots={images - queries} and test.queries={queries}, or "
+
+
 def check(config: TestConfig, split: Split, *, name: str) -> None:
     """Check that a split has the images and classes that the protocol needs.
 
@@ -56,9 +64,10 @@ def check(config: TestConfig, split: Split, *, name: str) -> None:
     counts = np.bincount(split.labels[split.labels >= 0], minlength=split.num_classes)
     if len(counts) == 0 or counts.min() < needed:
         worst = split.class_names[int(counts.argmin())] if len(counts) else "none"
+        fewest = int(counts.min()) if len(counts) else 0
         raise UserError(
-            f"class {worst!r} of the {name} split has {counts.min() if len(counts) else 0} images, "
-            f"expected at least test.shots + test.queries = {needed}; lower them or add images"
+            f"class {worst!r} of the {name} split has {fewest} images, expected at least "
+            f"test.shots + test.queries = {needed}; {_fit(fewest)}add images"
         )
     if name == "test" and max(config.num_classes) > split.num_classes:
         raise UserError(

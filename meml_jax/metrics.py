@@ -32,29 +32,45 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
       path: the file; if it does not exist there are no records.
 
     Returns:
-      One dict a line. A last line that was only half written is left out.
+      One dict a line: a finite number as `step`, and numbers or None. A last line that was only
+      half written is left out.
 
     Raises:
-      UserError: another line is not a record.
+      UserError: another line is not a record, or the file cannot be read.
     """
     path = Path(path)
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:  # e.g. a folder of that name
+        raise UserError(
+            f"{path}: {error.strerror or error}; move what is in its way, or make it readable"
+        ) from None
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:
-            record = json.loads(line)
-            int(record["step"])
-        except (ValueError, KeyError, TypeError) as error:
+            record = _record(line)
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if number == len(lines):  # no newline after it: the process was stopped here
                 break
             raise UserError(
-                f"{path} line {number}: got {line[:60]!r}, expected a JSON record with a step; "
-                "delete this line"
+                f"{path} line {number}: got {line[:60]!r}, expected a JSON record with a step "
+                "and numbers; delete this line"
             ) from error
         records.append(record)
     return records
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Read one line; raises one of many errors for what is no record."""
+    record = json.loads(line)
+    if not math.isfinite(record["step"]):
+        raise ValueError("a step that is not finite")
+    for value in record.values():
+        if value is not None:
+            math.isfinite(value)  # raises for what is no number, or beyond any float
+    return record
 
 
 class Progress:

@@ -141,7 +141,9 @@ def restore_params(config: Config, model: Model, workdir: Path) -> tuple[Params,
     """
     template = jax.eval_shape(functools.partial(fresh_state, config, model))
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
-        state, meta = checkpoints.restore(manager, template, config.test.checkpoint)
+        state, meta = checkpoints.restore(
+            manager, template, config.test.checkpoint, judged_by=judged_by(config)
+        )
     if meta["fingerprint"] != model.fingerprint:
         raise UserError(
             f"{workdir / 'checkpoints'} belongs to other settings or other images; use another "

@@ -164,6 +164,11 @@ def paper_rows(dataset: str) -> dict[str, dict[int, Published]]:
     }
 
 
+def head_of(row: str) -> str:
+    """Name the head that a row of the paper was tested with: RS is rehearsal at meta-test."""
+    return "sgd_reservoir" if "RS" in row.split() else "sgd"
+
+
 def rows_beside(config: Config, dataset: str) -> dict[str, dict[int, Published]]:
     """Return the rows of the paper that stand beside a run's own curve, as `paper_rows` does.
 

@@ -12,12 +12,29 @@ from typing import Any
 import numpy as np
 
 from meml_jax import balance, clustering, devices, embeddings, metrics, tasks
-from meml_jax.config import Config
+from meml_jax.config import Config, EmbeddingConfig
 from meml_jax.files import write_json, write_npz
 from meml_jax.fingerprints import fingerprint
 from meml_jax.keys import key_for
 from meml_jax.types import Clusters, Dataset, Report, TaskTable, UserError
 from meml_jax.workdir import load_product, needs_embedding
+
+
+def made_from(config: Config, images: str) -> tuple[str, ...]:
+    """Digests of what `embeddings.npz` follows from: that of this version, then of an earlier one.
+
+    Those differ where `embedding.checkpoint_every`, on which no number depends, is set.
+
+    Args:
+      config: settings.
+      images: digest of the data set, `Dataset.content_hash`.
+    """
+    # The default precision is not in it, as fields at their default are not.
+    precision = [config.precision] * (config.precision != Config().precision)
+    beside = (config.seed, images, *precision, *embeddings.version(config.embedding))
+    default = EmbeddingConfig().checkpoint_every
+    plain = dataclasses.replace(config.embedding, checkpoint_every=default)
+    return tuple(fingerprint(each, *beside) for each in (plain, config.embedding))
 
 
 @devices.first_alone
@@ -39,11 +56,9 @@ def embed(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.nd
 
 def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) -> np.ndarray:
     path = workdir / "embeddings.npz"
-    # The default precision is not in it, as fields at their default are not.
-    precision = [config.precision] * (config.precision != Config().precision)
-    made_from = (config.embedding, config.seed, dataset.content_hash, *precision)
-    wanted = fingerprint(*made_from, *embeddings.version(config.embedding))
-    if (stored := load_product(path, wanted, names=("embeddings",), report=say)) is not None:
+    wanted, *earlier = made_from(config, dataset.content_hash)
+    stored = load_product(path, wanted, names=("embeddings",), report=say, earlier=earlier)
+    if stored is not None:
         say(f"embed: reuses {path}")
         return stored["embeddings"]
     split = dataset.train
@@ -71,7 +86,6 @@ def _embeddings(config: Config, dataset: Dataset, workdir: Path, say: Report) ->
     of_others = np.asarray(rescale(of_others), np.float32) if len(of_others) else of_others
     # A training that was stopped took longer than this process knows.
     info["seconds"] = max(time.monotonic() - started, info.get("seconds", 0.0))
-    # The digest tells other workdirs what was trained on (`sharing`).
     made = {"name": config.embedding.name, "content_hash": dataset.content_hash}
     write_json(workdir / "embedding.json", made | info)
     write_npz(path, ids=split.ids, embeddings=z, validation=of_others, fingerprint=wanted)

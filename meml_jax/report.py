@@ -6,14 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from meml_jax import markdown, run_facts
+from meml_jax.cells import NO_WIDTH, Cell, combine
 from meml_jax.curves import BASELINES, NAMES
-from meml_jax.intervals import SEEDS_FOR_INTERVAL, half_width
+from meml_jax.intervals import SEEDS_FOR_INTERVAL, half_width, summarise
 from meml_jax.paper import few_shot_rows, paper_rows, written
 from meml_jax.rounding import percent, plain
 
 FEWEST_STEPS = 500  # with fewer a report says so
 _CAPTIONS = {
+    "accuracy": "Accuracy over all classes seen, with 95 % intervals; dashed: the paper's.",
+    "clusters": "Images of some clusters, from the smallest to the largest, framed by what each "
+    "weighs in the meta-example.",
+    "feature_maps": "What the convolutions of the trained network make of some images.",
+    "cluster_sizes": "How many images the clusters have that training draws its tasks from.",
+    "training": "Meta-loss and accuracies in the course of the training.",
     "embedding_neighbours": "Images at random, and those whose embeddings are nearest to theirs.",
     "embedding_map": "Images of a few classes, or of clusters where no classes are known, by what "
     "is near what in the embedding; distances between far groups mean nothing.",
@@ -175,7 +184,11 @@ def _few_shot(results: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(test: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say where each head lies against raw pixels, which need no training at all."""
+    """Say where each head lies against raw pixels, which need no training at all.
+
+    All heads of a run are tested on the same draws, so what is judged are the differences of
+    `_difference`: level is where their interval holds 0. Points without any are left out.
+    """
     pixels = {
         point["num_classes"]: point
         for one in comparisons
@@ -184,19 +197,38 @@ def _verdict(test: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) 
     }
     said = []
     for one in (test, *comparisons):
-        places: dict[str, list[str]] = {"above": [], "within the intervals of": [], "below": []}
-        for point in one["points"]:
-            if (other := pixels.get(point["num_classes"])) is not None:
-                gap = point["accuracy"] - other["accuracy"]
-                unsure = abs(gap) <= half_width(point) + half_width(other)
-                place = "within the intervals of" if unsure else "above" if gap > 0 else "below"
-                places[place].append(str(point["num_classes"]))
+        places: dict[str, list[str]] = {"above": [], "level with": [], "below": []}
+        for point in one["points"] if one["head"] not in BASELINES else []:
+            other = pixels.get(point["num_classes"])
+            if other is None or (gap := _difference(point, other)) is None:
+                continue
+            level = abs(gap.accuracy) <= gap.ci95 + NO_WIDTH
+            place = "level with" if level else "above" if gap.accuracy > 0 else "below"
+            places[place].append(str(point["num_classes"]))
         found = [
             f"{place} raw pixels at {', '.join(n)} classes" for place, n in places.items() if n
         ]
-        if found and one["head"] not in BASELINES:
+        if found:
             said.append(f"{NAMES[one['head']]}: {'; '.join(found)}")
-    return [f"{'. '.join(said)}."] if said else []
+    rule = "Level: the 95 % interval of the differences on the same test runs holds 0."
+    return [f"{'. '.join(said)}. {rule}"] if said else []
+
+
+def _difference(point: Mapping[str, Any], other: Mapping[str, Any]) -> Cell | None:
+    """Subtract one point of a result from another, run by run; None where the runs do not pair.
+
+    What runs have in common, easy classes and hard ones, drops out: with a_{s,r} and b_{s,r} the
+    accuracies of run r of seed s, it is the cell of a_{s,r} - b_{s,r}, as `differences` has it for
+    rows of a table. Of several seeds `accuracies` has the runs of one after those of another, as
+    many of each since they share their config, and the interval is that of `cells.combine`.
+    """
+    ours, theirs = point["accuracies"], other["accuracies"]
+    seeds, others = (len(p.get("seed_accuracies") or (None,)) for p in (point, other))
+    if (len(ours), seeds) != (len(theirs), others) or len(ours) % seeds:
+        return None
+    each = np.subtract(ours, theirs).reshape(seeds, -1)
+    summaries = (summarise(change, num_classes=point["num_classes"]) for change in each)
+    return combine([summary | {"learning_rate": None} for summary in summaries])
 
 
 def _clustering(values: Mapping[str, Any]) -> list[str]:

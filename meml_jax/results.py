@@ -8,6 +8,8 @@ from typing import Any
 
 from meml_jax import curves, embeddings, environment, few_shot
 from meml_jax.config import Config
+from meml_jax.fingerprints import fingerprint
+from meml_jax.learners import LEARNERS, identity
 from meml_jax.model import INIT_VERSION
 from meml_jax.settings import departures
 from meml_jax.types import Clusters, Dataset
@@ -23,27 +25,35 @@ def points_version(config: Config) -> int | str:
     return max(curves.VERSIONS[name] for name in (*config.test.heads, *curves.BASELINES))
 
 
-def product_versions(config: Config) -> dict[str, int]:
-    """Return the versions of what a training of this config rests on: embedding, start of the FEN.
+def product_versions(config: Config) -> dict[str, int | str]:
+    """Return the versions of what a training rests on: embedding, start of the FEN, learner.
 
-    Those that it does not use are not in it.
+    Those that it does not use are not in it, nor is a learner of ours, which its name tells. What
+    is the user's own has a digest of what it says.
     """
-    found = {}
+    found: dict[str, int | str] = {}
     if needs_embedding(config):
         found["embedding"] = next(iter(embeddings.version(config.embedding)), 1)
     if config.train.init == "embedding":
         found["init"] = INIT_VERSION
+    if config.learner in LEARNERS and (said := identity(config.learner)) != config.learner:
+        found["learner"] = fingerprint(said)
     return found
 
 
 def is_current(found: Mapping[str, Any], config: Config) -> bool:
     """Tell whether results of this config were made, and judged, as this version would do it.
 
-    Results of before there were `product_versions` do not say how they were made, and pass.
+    Results of before there were `product_versions` do not say how they were made, and pass, but for
+    those of a learner of the user's own. A learner that is not there, as where results are only
+    read, cannot be compared.
     """
     now = product_versions(config)
-    judged = found.get("points_version") == points_version(config)
-    return judged and found.get("product_versions", now) == now
+    unsaid = {name: value for name, value in now.items() if name != "learner"}
+    made = found.get("product_versions", unsaid)
+    if config.learner not in LEARNERS and isinstance(made, Mapping):
+        made = {name: value for name, value in made.items() if name != "learner"}
+    return found.get("points_version") == points_version(config) and made == now
 
 
 def collect(

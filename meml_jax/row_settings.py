@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from meml_jax.choices import OPEN
-from meml_jax.comparison import Line
-from meml_jax.config import TestConfig
-from meml_jax.curves import depends_on
+from meml_jax.comparison import Line, settings_of
+from meml_jax.curves import NAMES
 from meml_jax.settings import flatten
-from meml_jax.workdir import training_fields
 
 
 def unlike(lines: Sequence[Line]) -> list[str]:
@@ -32,8 +28,8 @@ def unlike(lines: Sequence[Line]) -> list[str]:
             continue
         title = titles.setdefault((line.row, line.seeds), line.title)
         meant = flatten(line.defined)
-        for field, value in _settings(line).items():
-            if field in OPEN and not meant[field]:
+        for field, value in settings_of(line.config, line.head).items():
+            if field == "seed" or (field in OPEN and not meant[field]):
                 continue
             defined.setdefault(field, set()).add(str(meant[field]))
             head = line.head if field.startswith("test.") else ""  # each is tested in its own way
@@ -41,29 +37,23 @@ def unlike(lines: Sequence[Line]) -> list[str]:
             if title not in have:
                 have.append(title)
     found = {
-        field: by_value
-        for (field, _), by_value in values.items()
-        if len(by_value) > 1 and len(defined[field]) == 1
+        key: by_value
+        for key, by_value in values.items()
+        if len(by_value) > 1 and len(defined[key[0]]) == 1
     }
-    if "embedding.name" in found:  # whose settings are its own
-        named = found["embedding.name"]
-        found = {k: v for k, v in found.items() if not k.startswith("embedding.")}
-        found["embedding.name"] = named
-    return [f"Rows differ in `{field}`: {_who_has(by)}." for field, by in found.items()]
-
-
-def _settings(line: Line) -> dict[str, Any]:
-    """List the settings that a line's accuracies follow from, but its seed, steps and runs."""
-    config = line.config
-    test = config.test
-    if config.episodes.ways:
-        own = TestConfig(queries=test.queries, inner_steps=test.inner_steps)
-    else:
-        own = depends_on(line.head, test)
-    own = dataclasses.replace(own, num_classes=(), runs=0, iid=False, checkpoint=test.checkpoint)
-    named = {*training_fields(config), "test_data.name", "test_data.max_per_class", "test"}
-    every = flatten(dataclasses.replace(config, test=own))
-    return {k: v for k, v in every.items() if k != "seed" and {k, k.split(".")[0]} & named}
+    if (named := ("embedding.name", "")) in found:  # whose settings are its own
+        own = [key for key in found if key[0].startswith("embedding.") and key != named]
+        found = {key: by_value for key, by_value in found.items() if key not in own}
+    said: dict[str, list[str]] = {}  # heads by sentence
+    for (field, head), by_value in found.items():
+        said.setdefault(f"`{field}`: {_who_has(by_value)}.", []).append(head)
+    alone = len({head for _, head in values if head}) < 2
+    return [
+        f"Rows differ in {sentence}"
+        if alone or heads == [""]
+        else f"Rows differ, with the {' and the '.join(NAMES[h] for h in heads)}, in {sentence}"
+        for sentence, heads in said.items()
+    ]
 
 
 def _who_has(values: Mapping[str, Sequence[str]]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
+from meml_jax.config import Config, EmbeddingConfig
 from meml_jax.rounding import plain
-from meml_jax.settings import PRESETS
+from meml_jax.settings import PRESETS, flatten, from_dict
+from meml_jax.tables import OWN_IMAGES, WITHOUT_INFLUENCE
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "tasks.rotations", "network.channels",
@@ -14,6 +18,7 @@ _SETTINGS = (
     "outer.meta_batch", "train.init", "train.steps", "test.shots", "test.queries",
     "test.checkpoint",
 )  # fmt: skip
+"""The main settings, which are told at their defaults too; not those that are None or False."""
 
 _LABELLER = ("steps", "channels", "dim", "num_pseudo_labels")
 _OF_EMBEDDING = {
@@ -26,6 +31,22 @@ _OF_EMBEDDING = {
 }
 """The fields of `embedding` that say most about each; those of `_OF_ANY` hold for all."""
 _OF_ANY = ("whiten", "normalize")
+_TRAINED = ("batch_size", "learning_rate")
+_REST_OF_EMBEDDING: dict[str, Sequence[str]] = {
+    "pca": (),
+    "pixels": (),
+    "random": (),
+    "npz": ("file",),
+    "acai": (*_TRAINED, "critic_mix", "critic_weight"),
+    "contrastive": (*_TRAINED, "views", "temperature"),
+    "deepcluster": (*_TRAINED, "views", "round_steps"),
+    "sela": (*_TRAINED, "views", "round_steps", "sharpness"),
+}
+"""What else each has of `embedding`; one of a user's own may have any field."""
+
+_TOLD = ("preset", "seed", "seeds", "precision", "learner", "data.name", "test_data.name",
+         "data.image_size", "data.channels", "embedding.name")  # fmt: skip
+"""Fields that lines of their own tell, `dataset` of both names."""
 
 
 def facts(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,6 +64,8 @@ def facts(results: Mapping[str, Any]) -> dict[str, Any]:
         found["seed"] = ", ".join(map(str, seeds))
     found["data"] = results.get("note") or None
     found["images"] = _size(config.get("data") or {})
+    found["images from"] = _folder(config.get("data") or {})
+    found["test images from"] = _folder(config.get("test_data") or {})
     found["parts"] = _parts(results.get("parts") or {})
     found["versions"] = versions or None
     found["embedding"] = _embedding(results.get("embedding") or {}, config.get("embedding") or {})
@@ -51,7 +74,40 @@ def facts(results: Mapping[str, Any]) -> dict[str, Any]:
         value = config.get(group, {}).get(field)
         found[f"`{name}`"] = None if value is False else value
     found["`precision`"] = results.get("precision")
+    found["other settings that are not the defaults"] = _others(results)
     return found
+
+
+def _others(results: Mapping[str, Any]) -> str | None:
+    """List the settings that are not the defaults and that no other line tells.
+
+    What a preset stands for and what departs from it are told together (`_followed`). Left out is
+    what no number follows from: places, and of embedding and clustering what the run has no use
+    for. The file of given embeddings goes by its name.
+    """
+    values = flatten(from_dict(results.get("config") or {}))
+    if values["embedding.file"]:
+        values["embedding.file"] = PurePath(values["embedding.file"]).name
+    usual = flatten(Config()) | PRESETS.get(results.get("preset") or "", {})
+    told = {*_TOLD, *_SETTINGS, *WITHOUT_INFLUENCE, *(results.get("departures") or {})}
+    if made := (results.get("embedding") or {}).get("name"):
+        fields = [field.name for field in dataclasses.fields(EmbeddingConfig)]
+        rest = _REST_OF_EMBEDDING.get(made, [name for name in fields if name not in _OF_ANY])
+        told |= {f"embedding.{name}" for name in fields if name not in rest}
+    else:  # true classes, as they are
+        told |= {name for name in values if name.startswith(("embedding.", "clustering."))}
+    said = [
+        f"`{name}`={value}"
+        for name, value in values.items()
+        if name not in told and value != usual[name]
+    ]
+    return ", ".join(said) or None
+
+
+def _folder(data: Mapping[str, Any]) -> str | None:
+    """Name the folder, or file, of a user's own images, without where on the machine it lies."""
+    own = data.get("name") in OWN_IMAGES and data.get("dir")
+    return PurePath(data["dir"]).name or None if own else None
 
 
 def _followed(results: Mapping[str, Any]) -> dict[str, Any]:

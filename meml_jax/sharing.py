@@ -14,16 +14,17 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from meml_jax import embeddings, learners, rounds
+from meml_jax import pseudo_labels, rounds
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import load_npz, lock, read_json, writing
+from meml_jax.files import lock, read_json, writing
 from meml_jax.fingerprints import fingerprint
 from meml_jax.model import judged_by
+from meml_jax.results import product_versions
 from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import PLACES
 from meml_jax.types import UserError
-from meml_jax.workdir import TRAINING, needs_embedding, training_fields
+from meml_jax.workdir import TRAINING, needs_embedding, stored_fingerprint, training_fields
 
 FILES = {
     "embed": ("embedding", "embedding.json", "embeddings.npz"),
@@ -40,13 +41,15 @@ _FIELDS = {
     "train": (*TRAINING, "data.", "train."),
 }
 _OF_IMAGES = (*PLACES, "data.image_size", "data.channels")  # no more than their digest tells
+_FREE = (*_OF_IMAGES, "embedding.checkpoint_every")  # what no product follows from
 _COPYING = ".copying"  # ends the name, which begins with a dot, of what is not whole yet
 
 
 def key(stage: str, config: Config) -> str | None:
     """Digest of the settings that a stage's product follows from; None: it is not shared.
 
-    The images, from which it follows too, are compared by their own digest, not by these settings.
+    The images, and the code of embedding and learner, from which it follows too, are compared by
+    what the product itself says of them, not here.
     """
     if stage not in FILES:
         return None
@@ -64,11 +67,9 @@ def key(stage: str, config: Config) -> str | None:
         names = tuple(name for name in names if name not in unused)
         if config.test.checkpoint == "best":
             names += (*judged_by(config),)
-    settings = {k: v for k, v in flatten(config).items() if k not in _OF_IMAGES}
+    settings = {k: v for k, v in flatten(config).items() if k not in _FREE}
     values = {name: value for name, value in settings.items() if name.startswith(names)}
-    learner = (learners.identity(config.learner),) if stage == "train" else ()
-    version = embeddings.version(config.embedding) if needs_embedding(config) else ()
-    return fingerprint(stage, values, *learner, *version)
+    return fingerprint(stage, values)
 
 
 def busy(config: Config, workdir: Path, results: Path) -> bool:
@@ -127,14 +128,17 @@ def around(
 def find(stage: str, images: str, config: Config, workdir: Path, results: Path) -> Path | None:
     """Return another workdir in which a stage with the same settings is finished, or None.
 
-    Of the settings nothing is open but what `key` leaves to the images.
+    Of the settings nothing is open but what `key` leaves to the images. What does not say that it
+    is of this version, or from which embedding, is not taken.
     """
-    wanted, clusters = key(stage, config), _clusters(workdir)
+    wanted, clusters = key(stage, config), stored_fingerprint(workdir / "tasks.npz")
+    embedded, versions = pseudo_labels.made_from(config, images), product_versions(config)
     for path in sorted(results.glob("*/*/seed*/config.json")):
         other = path.parent
         if other == workdir or not _there(stage, config, other):
             continue
-        if stage != "train" and embedded_images(_folder(stage, config, other)) != images:
+        vectors = _folder(stage, config, other) / "embeddings.npz"
+        if stage != "train" and stored_fingerprint(vectors) not in embedded:
             continue
         # A training has ended once it was tested; its config may since have got more steps.
         found = [read_json(path)]
@@ -142,29 +146,14 @@ def find(stage: str, images: str, config: Config, workdir: Path, results: Path) 
             tested = read_json(other / "results.json")
             if not isinstance(tested, dict) or tested.get("content_hash") != images:
                 continue
-            if _clusters(other) != clusters:
+            if tested.get("product_versions", {}) != versions:
+                continue
+            if stored_fingerprint(other / "tasks.npz") != clusters:
                 continue
             found.append(tested.get("config"))
         with contextlib.suppress(UserError):
             if all(tree and key(stage, from_dict(tree)) == wanted for tree in found):
                 return other
-    return None
-
-
-def embedded_images(folder: Path) -> str | None:
-    """Digest of the data set that a finished embedding was made for; None: not known.
-
-    Args:
-      folder: of the first round; what an earlier version left there does not say.
-    """
-    made = read_json(folder / "embedding.json")
-    return made.get("content_hash") if isinstance(made, dict) else None
-
-
-def _clusters(workdir: Path) -> str | None:
-    """Fingerprint of what a workdir trains on, true classes included; None: not there."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(load_npz(workdir / "tasks.npz")["fingerprint"])
     return None
 
 

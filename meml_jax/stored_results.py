@@ -98,7 +98,9 @@ def _useful(path: Path) -> tuple[dict[str, Any], Config]:
     if results.get("points_version") != points_version(config):
         raise EarlierVersion("judged as an earlier version did; the same command judges anew")
     if not is_current(results, config):
-        raise EarlierVersion("of an embedding of an earlier version; train it in another folder")
+        raise EarlierVersion(
+            "of an embedding or learner of another version; train it in another folder"
+        )
     _look_through(results)
     return results | {"config": dataclasses.asdict(config)}, config
 

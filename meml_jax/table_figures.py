@@ -19,7 +19,7 @@ from meml_jax.comparison import At, Line, columns, label
 
 _FILLS = ("full", "none", "left")  # of markers, by head
 _THEIRS = " (paper)"
-_DASHES = ("-.", ":", (0, (6, 2, 1, 2, 1, 2)))  # of baselines
+_DASHES = ("-.", ":", (0, (9, 3)))  # of baselines
 TOGETHER = 3  # rows whose curves, and the paper's of the same, one panel holds
 Looks = Mapping[str, dict[str, Any]]
 """Colour and marker of each row."""
@@ -56,8 +56,9 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
                 handles |= _unlearned(ours, lines, at)
             ours.set_title(name, loc="left")
             if apart:
-                own = _paper(last, here, at, looks)  # of rows that look as ours do
-                handles |= {k: v for k, v in own.items() if k.removesuffix(_THEIRS) not in handles}
+                known = {line.published + _THEIRS for line in here if line.title in handles}
+                own = _paper(last, here, at, looks)  # those of our rows look as these do
+                handles |= {k: v for k, v in own.items() if k not in known}
                 last.set_title("the paper", loc="left")
                 last.tick_params(labelleft=True)
                 _say_if_empty(last, "not in the paper")
@@ -71,7 +72,7 @@ def draw(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str) -> 
             ours.set_ylabel("test accuracy (%)")
             ours.set_ylim(0, min(103.0, 1.08 * max(1.0, *(panel.dataLim.y1 for panel in row_))))
             place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-            names = [textwrap.fill(title.removesuffix(f", {name}"), 40) for title in handles]
+            names = [textwrap.fill(title.replace(f", {name}", ""), 40) for title in handles]
             last.legend(list(handles.values()), names, **place)
         said = "ours with 95 % interval" + ", and the paper's, dashed and hollow" * published
         figure.suptitle(f"{title}\n{said}", fontsize=11)
@@ -101,11 +102,14 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         figure = Figure(figsize=(8.6, 4.2), layout="constrained")
         ax = figure.subplots()
         looks, heads = _looks(_drawn(lines)), list(dict.fromkeys(line.head for line in measured))
+        longest = max(map(_seconds, measured))
         for line in measured:
             cell = line.cells[at[0]]
-            seconds = float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
+            seconds = _seconds(line)
             y, half = 100 * cell.accuracy, 100 * cell.ci95
-            look = looks[line.row] | {"fillstyle": _FILLS[heads.index(line.head) % len(_FILLS)]}
+            place = heads.index(line.head)
+            seconds += 0.012 * longest * place  # heads of one training stand side by side
+            look = looks[line.row] | {"fillstyle": _FILLS[place % len(_FILLS)]}
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -118,6 +122,11 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         figure.suptitle(f"{title}\n{how}", fontsize=11)
         figures.save(figure, path)
     return True
+
+
+def _seconds(line: Line) -> float:
+    """Seconds of a line's meta-training, mean over its seeds."""
+    return float(np.mean([one["meta_train"]["seconds"] for one in line.results]))
 
 
 def _drawn(lines: Sequence[Line]) -> list[Line]:
@@ -147,7 +156,7 @@ def _ours(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> di
 
 
 def _paper(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> dict[str, Any]:
-    """Draw the paper's numbers, each once: handles by the name of the line and `_THEIRS`."""
+    """Draw the paper's numbers, each once: handles by the name of its line and `_THEIRS`."""
     handles: dict[str, Any] = {}
     drawn: list[Mapping[At, Any]] = []
     for i, line in enumerate(lines):
@@ -158,7 +167,7 @@ def _paper(ax: Axes, lines: Sequence[Line], at: Sequence[At], looks: Looks) -> d
             look = looks[line.row] | {"mfc": "white"}
             style = _joined(at) or {"ls": "--"}
             y = [line.paper[place] for place in known]
-            handles[line.title + _THEIRS] = ax.plot(x, y, **look | style)[0]
+            handles[line.published + _THEIRS] = ax.plot(x, y, **look | style)[0]
     return handles
 
 

@@ -56,8 +56,8 @@ def flags_for(table: Table, name: str, root: Path, config: Config, *, presets: s
 
     budget = min(needed, key=effort)
     words = [f"--budget={budget}", *([shlex.quote(f"--presets={presets}")] if presets else [])]
-    if config.data.name in OWN_IMAGES:
-        words.append("--config.data.dir=DIR")
+    own = {"data": config.data.name, "test_data": config.test_data.name}
+    words += [f"--config.{part}.dir=DIR" for part, name in own.items() if name in OWN_IMAGES]
     for field, (_, value) in needed[budget].items():
         text = str(value)
         if isinstance(value, tuple):

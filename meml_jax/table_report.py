@@ -15,6 +15,7 @@ from urllib.parse import quote
 from meml_jax import markdown, table_figures
 from meml_jax.cells import verdict
 from meml_jax.comparison import Line, columns, label
+from meml_jax.curves import NAMES
 from meml_jax.files import write_atomic
 from meml_jax.learners import LEARNERS
 from meml_jax.table_sheets import Sheet, all_of, make_sheets, mean_of, parts_of
@@ -126,7 +127,8 @@ def of_a_training(folder: Path, lines: Sequence[Line]) -> dict[str, str]:
     pooled = [line for line in trained if line.config.learner in known]
     for line in sorted(pooled, key=lambda line: (line.kind == "oracle", -(line.steps or 0))):
         inside = f"{line.row}/seed{line.seeds[0]}/figures"
-        title = f"{line.title}, seed {line.seeds[0]}"
+        # Weights and maps are the training's, whatever head was tested.
+        title = f"{line.title.removesuffix(f', {NAMES[line.head]}')}, seed {line.seeds[0]}"
         groups = "true classes" if line.kind == "oracle" else "clusters"
         shown = {
             f"{inside}/clusters.png": f"{title}: attention in some {groups}",

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from meml_jax import paper, row_settings
 from meml_jax.cells import COMPARED, Cell, verdict
 from meml_jax.comparison import Line, columns, in_order, is_best, label
-from meml_jax.config import NetworkConfig
+from meml_jax.config import Config
 from meml_jax.differences import make_differences
 from meml_jax.environment import each_once
 from meml_jax.intervals import SEEDS_FOR_INTERVAL
 from meml_jax.report import FEWEST_STEPS
 from meml_jax.rounding import percent, plain
+from meml_jax.settings import flatten
 
 KEY = (
     "Accuracy in %, ± half of the 95 % confidence interval of the mean: over seeds where there are "
@@ -105,7 +106,7 @@ def _accuracies(heading: str, text: str, lines: Sequence[Line], part: Sequence[L
     }
     facts += [told for name, told in NO_VERDICT.items() if name in said]
     if not_run:
-        facts.append(f"Not run: {', '.join(not_run)}.")
+        facts.append(f"Not run: {'; '.join(not_run)}.")
     facts += [ONE_DRAW] * any(map(_of_one_draw, lines))
     if len(steps) > 1:
         facts.append("Rows differ in meta-steps.")
@@ -230,14 +231,22 @@ def _costs(lines: Sequence[Line]) -> list[Sheet]:
     return [Sheet("Cost", text, header, rows)] if rows else []
 
 
+_OF_A_STEP = (
+    "network.channels", "network.hidden", "tasks.balance", "tasks.query_from", "tasks.rotations",
+    "inner.steps", "outer.meta_batch",
+)  # fmt: skip
+"""What a step's cost depends on, and the paper has one cost for."""
+
+
 def _published_cost(line: Line) -> tuple[int, float] | None:
     """Look up the paper's minutes and GB, where a training is of the kind that it has them for."""
-    config, first, default = line.config, line.results[0], NetworkConfig()
-    network = (config.network.channels, config.network.hidden)
-    as_wide = network == (default.channels, default.hidden)
-    plain_tasks = config.tasks.balance == "none" and config.tasks.query_from != "coreset"
+    config, first = line.config, line.results[0]
+    values, usual = flatten(config), flatten(Config())
+    as_wide_and_plain = all(values[field] == usual[field] for field in _OF_A_STEP)
+    meant = flatten(line.defined or config)  # as many images in a step as the table says
+    as_many = all(values[field] == meant[field] for field in ("tasks.max_size", "tasks.min_used"))
     only_embedded = first["meta_train"]["steps"] == 1  # of a row that tests an embedding's FEN
-    if line.kind == "oracle" or only_embedded or not plain_tasks or not as_wide:
+    if line.kind == "oracle" or only_embedded or not (as_wide_and_plain and as_many):
         return None
     return paper.COST.get(first["dataset"], {}).get(config.learner)
 

@@ -53,9 +53,11 @@ OWN_IMAGES = ("folder", "npz")
 PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
 """Where data lie and come from."""
 
+_REPORT = ("figures", "report.md", "report.csv", "report.html")  # beside the rows' folders
+
 WITHOUT_INFLUENCE = (
     *PLACES, "embedding.checkpoint_every", "train.checkpoint_every", "train.log_every",
-    "train.images_on",
+    "train.images_on", "train.steps_per_call",
 )  # fmt: skip
 """Fields on which no number depends."""
 
@@ -122,7 +124,7 @@ def load(name: str, root: Path) -> Table:
     """Load a table by its name in configs/tables, or by the path of a file of one's own.
 
     Raises:
-      UserError: there is no such table.
+      UserError: there is no such table, or it is no table, or has the name of another one.
     """
     folder = root / "configs" / "tables"
     path = expand_home(name) if name.endswith(".py") else folder / f"{name}.py"
@@ -131,6 +133,9 @@ def load(name: str, root: Path) -> Table:
         raise UserError(
             f"--table={name!r}, expected one of {names} or a file{did_you_mean(name, names)}"
         )
+    namesake = folder / path.name
+    if namesake.exists() and not path.samefile(namesake):  # they would share folder and block
+        raise UserError(f"{path} has the name of the table {path.stem!r}; rename the file")
     table = getattr(_module(path), "TABLE", None)
     if not isinstance(table, Table):
         raise UserError(f"{path}: got TABLE = {table!r}, expected a tables.Table")
@@ -150,44 +155,53 @@ def load(name: str, root: Path) -> Table:
 
 def _check_types(table: Table) -> None:
     """Raise UserError where a table is not made of what `Table` and `Row` say, before any work."""
-    heads = (table.title, table.config)
-    if not all(
-        isinstance(text, str) and text.isprintable() and "<!--" not in text for text in heads
-    ):
+    if not all(map(_is_plain, (table.title, table.config))):
         raise UserError(
             f"got title={table.title!r}, config={table.config!r}, expected text of one line, "
-            "without <!--"
+            "without <!-- and -->"
         )
     if not isinstance(table.rows, Mapping) or not table.rows:
         raise UserError(f"got rows={table.rows!r}, expected rows by name, one or more")
     if not isinstance(table.smoke, Mapping):
         raise UserError(f"got smoke={table.smoke!r}, expected settings by field")
-    _check_fields(table.smoke)
+    _check_fields("smoke", table.smoke)
     for name, row in table.rows.items():
-        odd = not isinstance(name, str) or not name.isprintable() or "," in name
+        odd = not _is_plain(name) or "," in name or name in _REPORT
         if odd or not name or Path(name).name != name or name[0] == ".":
-            raise UserError(f"got a row {name!r}, expected the name of a folder, without a comma")
+            raise UserError(
+                f"got a row {name!r}, expected the name of a folder, without a comma or <!-- and "
+                f"other than {', '.join(_REPORT)}"
+            )
         if not isinstance(row, Row) or not (isinstance(row.lines, Mapping) and row.lines):
             raise UserError(f"got row {name!r} = {row!r}, expected a tables.Row with lines by head")
         texts = (*row.lines, *row.lines.values(), row.presets, row.part, row.config, row.beside)
-        texts_only = all(isinstance(text, str) and text.isprintable() for text in texts)
+        texts_only = all(map(_is_plain, texts))
         named = isinstance(row.published, Mapping) and all(
             isinstance(text, str) for text in (*row.published, *row.published.values())
         )
         if not (isinstance(row.values, Mapping) and texts_only and named):
-            raise UserError(f"got row {name!r} = {row!r}, expected one-line text, values by field")
+            raise UserError(
+                f"got row {name!r} = {row!r}, expected text of one line without <!--, values by "
+                "field"
+            )
         if unknown := sorted(set(row.lines) - set(NAMES)):
             raise UserError(
                 f"got row {name!r} with the head {unknown[0]!r}, expected some of "
                 f"{', '.join(NAMES)}"
             )
-        if {"seed", "seeds"} & set(row.values):
-            raise UserError(f"row {name!r} sets its seed; leave it to --seeds=0,1")
-        _check_fields(row.values)
+        _check_fields(f"row {name!r}", row.values)
 
 
-def _check_fields(values: Mapping[Any, Any]) -> None:
+def _is_plain(text: Any) -> bool:
+    """Tell a text of one line that cannot be taken for a mark of a document's block."""
+    marks = ("<!--", "-->")
+    return isinstance(text, str) and text.isprintable() and not any(m in text for m in marks)
+
+
+def _check_fields(where: str, values: Mapping[Any, Any]) -> None:
     """Raise UserError where settings of a table are not by dotted names of fields."""
+    if {"seed", "seeds"} & set(values):
+        raise UserError(f"{where} sets its seed; leave it to --seeds=0,1")
     for field in values:
         if not isinstance(field, str):
             raise UserError(f"got the field {field!r}, expected a name such as 'train.steps'")
@@ -238,7 +252,14 @@ def settings(table: Table, name: str, root: Path, choice: Choice, *, seed: int) 
         )
     budget = {**BUDGETS[choice.budget], **(table.smoke if choice.budget == "smoke" else {})}
     # The row comes last: what tells it from the other rows holds in every budget.
-    config = override(config, {**budget, **row.values, "seed": seed})
+    if config.seeds > 1:
+        raise UserError(
+            f"{root / file} has seeds={config.seeds}; leave it out, and use --seeds=0,1"
+        )
+    try:
+        config = override(config, {**budget, **row.values, "seed": seed})
+    except UserError as error:
+        raise UserError(f"row {name!r}: {error}") from None
     config = override(config, _folders(config, choice.data_root))
     return _overridden(config, choice.overrides) if choice.overrides else config
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +11,10 @@ import numpy as np
 
 from meml_jax import checkpoints, curves, meta_train, rotations
 from meml_jax.config import Config
-from meml_jax.files import require_npz
+from meml_jax.files import load_json, require_npz
 from meml_jax.fingerprints import fingerprint
 from meml_jax.learners import LEARNERS
+from meml_jax.model import judged_by
 from meml_jax.networks import Network
 from meml_jax.settings import from_dict
 from meml_jax.types import Params, UserError
@@ -28,7 +28,7 @@ def read_config(workdir: Path) -> Config:
     """
     path = workdir / "config.json"
     try:
-        config = from_dict(json.loads(path.read_text()))
+        config = from_dict(load_json(path))
     except OSError:
         raise UserError(
             f"{workdir}: got no readable config.json, expected the --workdir of a run of "
@@ -63,20 +63,22 @@ def restore_params(workdir: Path, config: Config, network: Callable[..., Network
     )
     template = jax.eval_shape(start, jax.random.key(0))
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
-        state, _ = checkpoints.restore(manager, template, config.test.checkpoint)
+        state, _ = checkpoints.restore(
+            manager, template, config.test.checkpoint, judged_by=judged_by(config)
+        )
     return state.params
 
 
 def chosen_rate(workdir: Path, head: str, capacity: int) -> float:
     """Look up the learning rate that the run's meta-test chose for a head."""
     try:
-        results = json.loads((workdir / "results.json").read_text())
+        results = load_json(workdir / "results.json")
         every = [results["meta_test"], *results["comparisons"]]
         points = [p for curve in every if curve["head"] == head for p in curve["points"]]
         rates = {p["num_classes"]: p["learning_rate"] for p in points}
         rate = float(rates[min(rates, key=lambda n: abs(n - capacity))])
         version = int(results["points_version"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise UserError(
             f"{workdir}: no learning rate was chosen for the head {head!r}; run the test stage "
             f"with it in test.heads, or give learning_rate"

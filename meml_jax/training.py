@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +81,8 @@ def train(
       fingerprint: of the settings and inputs; a checkpoint of another one is refused.
       validate: accuracy on validation classes, for the best checkpoint; None: not done.
       report: prints a line.
-      judged_by: JSON-able settings that `validate` follows, kept with each checkpoint; None: none.
+      judged_by: JSON-able settings that `validate` follows, kept with each checkpoint; those of
+        others are not compared with it, which is reported. None: none.
       wording: how the lines name what is trained.
       mesh: devices that `train_call` runs on together, with state and data on each; where it spans
         processes, all of them call this, and process 0 writes. None: one device.
@@ -120,6 +121,8 @@ def train(
                 f"{wording.settings}.steps={config.steps}, but {workdir} has been trained for "
                 f"{step} steps; use {wording.settings}.steps={step} or another --workdir"
             )
+        for line in _left_out(checkpoints.judged(manager), judged_by, more=step < config.steps):
+            report(f"{wording.stage}: {line}")
         if step == config.steps:
             report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")
             return _summary(step, meta)
@@ -206,6 +209,25 @@ def _summary(step: int, meta: dict[str, Any]) -> dict[str, Any]:
     names = ("seconds", "compile_seconds", "peak_bytes", "commit", "device")
     summary = {"steps": step} | {name: meta.get(name) for name in names}
     return summary | {"steps_per_second": step / meta["seconds"]}
+
+
+def _left_out(
+    judged: Mapping[int, tuple[float, Any]], judged_by: Mapping[str, Any] | None, *, more: bool
+) -> Iterator[str]:
+    """Name the checkpoints whose accuracies are of other settings than those of `judged_by`.
+
+    Where no others are there, nor to come with `more` steps, none can be chosen instead: nothing.
+    """
+    others = {step: by for step, (_, by) in judged.items() if by not in (None, judged_by)}
+    if judged_by is None or not more and len(others) == len(judged):
+        return
+    for step, then in others.items():
+        differing = [name for name in judged_by if then.get(name) != judged_by[name]]
+        was, now = (
+            ", ".join(f"{name}={values.get(name)}" for name in differing)
+            for values in (then, judged_by)
+        )
+        yield f"step {step} was judged with {was}, now {now}; test.checkpoint=best leaves it out"
 
 
 def _ignore(step: int, values: dict[str, Any]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ import numpy as np
 from meml_jax import devices
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
-from meml_jax.files import UNFINISHED, lock, read_npz, write_json
+from meml_jax.files import UNFINISHED, load_json, lock, read_npz, write_json
 from meml_jax.settings import flatten, from_dict
+from meml_jax.tables import WITHOUT_INFLUENCE
 from meml_jax.types import UserError
 
 # What the parameters of a finished training depend on; other fields may change in a workdir.
@@ -106,7 +108,7 @@ def _stored_config(workdir: Path, trouble: str) -> Config:
     """Read `config.json`; where it is not one of this program, say what follows from that."""
     path = workdir / "config.json"
     try:
-        tree = json.loads(path.read_text())
+        tree = load_json(path)
         if not isinstance(tree, dict) or "preset" not in tree:
             raise ValueError("not settings of this program")
         return from_dict(tree)
@@ -119,7 +121,7 @@ def check_same_training(workdir: Path, config: Config) -> None:
     """Raise UserError, with the fields that differ, for a folder with another config's training.
 
     A field that is still open, here or there, is not compared: once it has been chosen, the
-    checkpoints' fingerprint tells whether they belong to it.
+    checkpoints' fingerprint tells whether they belong to it. Nor is one without influence.
     """
     if not is_trained(workdir):
         return
@@ -137,7 +139,7 @@ def check_same_training(workdir: Path, config: Config) -> None:
         f"{name} is {stored[name]!r} there, {value!r} now"
         for name, value in now.items()
         if {name, name.split(".")[0]} & compared and stored[name] != value
-        if not (name in OPEN and 0 in (stored[name], value))
+        if not (name in OPEN and 0 in (stored[name], value)) and name not in WITHOUT_INFLUENCE
     ]
     if differing:
         raise UserError(
@@ -152,20 +154,35 @@ def is_trained(workdir: Path) -> bool:
     return trained.is_dir() and any(trained.iterdir())
 
 
+def stored_fingerprint(path: Path) -> str | None:
+    """Read what a stage's npz was made from, none of its other arrays; None: it does not tell."""
+    damage = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+    with contextlib.suppress(*damage), path.open("rb") as file, np.load(file) as stored:
+        return str(stored["fingerprint"])
+    return None
+
+
 def load_product(
-    path: Path, wanted: str, *, names: Sequence[str], report: Callable[[str], None]
+    path: Path,
+    wanted: str,
+    *,
+    names: Sequence[str],
+    report: Callable[[str], None],
+    earlier: Sequence[str] = (),
 ) -> dict[str, np.ndarray] | None:
     """Load a stage's npz if it is there, whole (else it is reported), and of a fingerprint.
 
-    Whole is one that has all arrays in `names`.
+    Whole is one that has all arrays in `names`; `earlier` are what an earlier version has in place
+    of the fingerprint.
 
     Raises:
       UserError: it has another fingerprint, and what was trained on it lies beside it. The settings
         are the same then (`check_same_training`), so the images, or given embeddings, are not, or
-        it was made by another version of this program (`embeddings.version`).
+        it was made by another version of this program, or of an embedding's code
+        (`embeddings.version`).
     """
     arrays = read_npz(path, report=report)
-    if arrays and str(arrays.get("fingerprint")) == wanted:
+    if arrays and str(arrays.get("fingerprint")) in (wanted, *earlier):
         if missing := [name for name in names if name not in arrays]:
             report(f"{path} lacks {', '.join(missing)} and will be made again")
             return None
@@ -173,8 +190,8 @@ def load_product(
     if arrays and is_trained(path.parent):
         raise UserError(
             f"{path.parent} holds training on other images, or on other embeddings than those that "
-            f"are given, or {path.name} there is of another version of this program; use another "
-            "--workdir, or the old images, embeddings or version"
+            f"are given, or {path.name} there is of another version of this program, or of the "
+            "embedding's code; use another --workdir, or the old images, embeddings or version"
         )
     if arrays:
         report(f"{path} was made with other settings or from other images, and is made anew")

@@ -133,10 +133,11 @@ def test_only_a_damaged_file_is_called_damaged(tmp_path, monkeypatch, error, mes
 def test_damaged_metrics_are_a_user_error_that_names_the_folder(tmp_path):
     with checkpoints.open_checkpoints(tmp_path) as manager:
         checkpoints.save(manager, make_state(1), {}, 0.5)
-    (tmp_path / "1" / "metrics" / "metrics").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=f"cannot read the checkpoint {tmp_path}"):
-        with checkpoints.open_checkpoints(tmp_path) as manager:
-            checkpoints.restore(manager, make_state(), "best")
+    for damaged in (b"\xff", b"[" * 100_000):
+        (tmp_path / "1" / "metrics" / "metrics").write_bytes(damaged)
+        with pytest.raises(UserError, match=f"cannot read the checkpoint {tmp_path}"):
+            with checkpoints.open_checkpoints(tmp_path) as manager:
+                checkpoints.restore(manager, make_state(), "best")
 
 
 def test_damaged_file_is_a_user_error_that_names_the_folder(tmp_path):
@@ -168,6 +169,42 @@ def test_failed_save_leaves_the_previous_and_can_be_repeated(tmp_path, monkeypat
         assert_same(checkpoints.restore(manager, make_state())[0], make_state(1))
         checkpoints.save(manager, make_state(2), {})
         assert_same(checkpoints.restore(manager, make_state())[0], make_state(2))
+
+
+def test_the_first_checkpoint_that_cannot_be_saved_has_none_before_it(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    with checkpoints.open_checkpoints(tmp_path) as manager:
+        with monkeypatch.context() as patch:
+            patch.setattr(manager, "save", fail)
+            with pytest.raises(UserError, match="there is none before it: make room .* anew$"):
+                checkpoints.save(manager, make_state(1), {})
+        checkpoints.save(manager, make_state(1), {})
+        assert checkpoints.latest_step(manager) == 1
+
+
+def test_the_best_is_chosen_among_those_judged_by_the_same_settings(tmp_path):
+    easy, hard = {"test.shots": 15}, {"test.shots": 1}
+    saved = {1: (easy, 0.8), 2: (easy, 0.9), 3: (hard, 0.5), 4: (hard, 0.3), 5: (hard, None)}
+    saved |= {6: (None, 0.4), 7: (hard, None), 8: (hard, None)}
+    for step, (judged_by, metric) in saved.items():
+        with checkpoints.open_checkpoints(tmp_path) as manager:
+            checkpoints.save(manager, make_state(step), {"judged_by": judged_by}, metric)
+    with checkpoints.open_checkpoints(tmp_path, read_only=True) as manager:
+        assert manager.all_steps() == [2, 3, 6, 7, 8]
+        assert checkpoints.judged(manager) == {2: (0.9, easy), 3: (0.5, hard), 6: (0.4, None)}
+        for judged_by, step in ((easy, 2), (hard, 3), (None, 2), ({"test.shots": 9}, 6)):
+            assert checkpoints.best_step(manager, judged_by) == step
+            state, _ = checkpoints.restore(manager, make_state(), "best", judged_by=judged_by)
+            assert int(state.step) == step
+
+
+def test_the_best_of_other_settings_only_is_the_best_there_is(tmp_path):
+    """Whoever asks for it compares its meta, and names both."""
+    with checkpoints.open_checkpoints(tmp_path) as manager:
+        checkpoints.save(manager, make_state(1), {"judged_by": {"test.shots": 1}}, 0.5)
+        assert checkpoints.best_step(manager, {"test.shots": 2}) == 1
 
 
 CHILD = """

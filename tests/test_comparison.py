@@ -180,8 +180,8 @@ def test_baselines_stand_beside_the_rows_that_are_tested_likewise():
     found["meml_mini_imagenet"] = {0: results(other, sgd=(0.4, 0.4), **same_images)}
     assert set(baselines()) == {
         f"{title} (test classes of cifar100)",
-        f"{title} (all classes of cifar100, beside oracle_meml_mini_imagenet)",
-        f"{title} (all classes of cifar100, beside meml_mini_imagenet)",
+        f"{title} (all classes of cifar100, beside Oracle MEML)",
+        f"{title} (all classes of cifar100, beside MEML)",
     }
     del found["oracle_meml_mini_imagenet"], found["meml_mini_imagenet"]
     assert baselines() == {title: 0.55}
@@ -268,10 +268,25 @@ def test_settings_without_influence_do_not_part_seeds():
 
     whole = [("MEML", (0, 1, 2)), (curves.NAMES["pixels"], (0, 1, 2))]
     assert parts({"train.log_every": 1, "train.checkpoint_every": 7, "data.dir": "x"}) == whole
-    first, second, *pixels = parts({"inner.lr": 0.5})
-    assert first == ("MEML (seeds 0)", (0,)) and second == ("MEML (seeds 1, 2)", (1, 2))
-    assert {seeds for _, seeds in pixels} == {(0,), (1, 2)}
-    assert len({title for title, _ in pixels}) == 2 and all("beside meml" in t for t, _ in pixels)
+    for fields in ({"train.steps_per_call": 3}, {"preset": "mine"}, {"test.reservoir_size": 7}):
+        assert parts(fields) == whole, fields
+    parted = [("MEML (seeds 0)", (0,)), ("MEML (seeds 1, 2)", (1, 2))]
+    # No training decides on what learns nothing; its runs are the test's.
+    assert parts({"inner.lr": 0.5}) == [*parted, whole[1]]
+    *ours, first, second = parts({"test.shots": 3})
+    assert ours == parted and {first[1], second[1]} == {(0,), (1, 2)}
+    assert "beside MEML" in first[0] and "beside MEML" in second[0] and first[0] != second[0]
+
+
+def test_a_head_that_one_seed_lacks_does_not_part_the_others():
+    configs = [settings("omniglot", "meml", seed=s) for s in range(3)]
+    stored = {c.seed: results(c, sgd=(0.5, 0.6)) for c in configs}
+    [pixels] = [one for one in stored[0]["comparisons"] if one["head"] == "pixels"]
+    stored[0]["comparisons"].append(pixels | {"head": "sgd_reservoir"})
+    own = {row: settings("omniglot", row) for row in table("omniglot").rows}
+    lines = comparison.make_lines(table("omniglot"), own, {"meml": stored})
+    seeds = {line.head: line.seeds for line in lines if line.cells}
+    assert seeds["sgd"] == (0, 1, 2) and seeds["sgd_reservoir"] == (0,)
 
 
 def test_one_draw_for_all_runs_is_said():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meml_jax import curves, encoding
+from meml_jax import curves, encoding, meta_test, trajectories
 from meml_jax.config import Config
 from meml_jax.config import TestConfig as Settings
 from meml_jax.learners import get_learner
@@ -40,6 +40,20 @@ def test_points_of_the_sgd_head_depend_on_its_search():
         for fields in ({"learning_rates": (0.1,)}, {"trajectories": 9}, {"iid": False}):
             assert changed(name, **fields) == sgd
         assert changed(name, reservoir_size=9) == (name == "sgd_reservoir")
+
+
+OF_STREAMS = ("protocol", "runs", "shots", "queries", "num_classes")
+OF_SGD = (*OF_STREAMS, "learning_rates", "trajectories", "iid", "num_outputs")
+OF_RESERVOIR = (*OF_SGD, "reservoir_size", "reservoir_batch")
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Settings)])
+def test_points_depend_on_these_settings_and_no_others(field):
+    value = getattr(SETTINGS, field)
+    another = {str: "other", int: 99, bool: not value, type(None): 99, tuple: (9,)}[type(value)]
+    for name in curves.VERSIONS:
+        own = {"sgd": OF_SGD, "sgd_reservoir": OF_RESERVOIR}.get(name, OF_STREAMS)
+        assert changed(name, **{field: another}) == (field in own)
 
 
 def test_points_of_other_fingerprints_are_made_anew_and_all_are_kept(tmp_path):
@@ -167,6 +181,34 @@ def test_a_run_chooses_the_rate_on_the_part_that_its_protocol_names(
     assert (blind["accuracy"] == point["accuracy"]) == (other == "validation")
 
 
+@pytest.mark.parametrize("protocol", ["clean", "released"])
+def test_run_r_of_each_curve_has_the_same_classes_images_and_order(
+    features, trained, monkeypatch, protocol
+):
+    """So that a report and a table may subtract curves from each other run by run."""
+    network, params = trained
+    heads = ("sgd", "sgd_reservoir", "prototype")
+    values = {"test.heads": heads, "test.protocol": protocol, "test.num_classes": (2, WAYS)}
+    every = curves.evaluators(
+        override(CONFIG, values), dataset(), network=network, params=params, initial_params=params
+    )
+    draw, drawn = trajectories.draw_trajectories, []
+
+    def record(*args, **settings):
+        drawn.append(draw(*args, **settings))
+        return drawn[-1]
+
+    monkeypatch.setattr(meta_test, "draw_trajectories", record)
+    of_curves = []
+    for evaluate in every.values():
+        drawn.clear()
+        evaluate(2)
+        of_curves.append(drawn[0])  # what the sgd heads choose their rate on comes later
+    assert len(of_curves) == 5 and len(of_curves[0].stream) == 2
+    for other in of_curves[1:]:
+        jax.tree.map(np.testing.assert_array_equal, other, of_curves[0])
+
+
 @pytest.mark.parametrize("name", ["sgd", "sgd_reservoir"])
 def test_a_rate_is_chosen_on_streams_as_long_as_those_tested(features, trained, monkeypatch, name):
     """Two validation classes: for more, these rotated by 90, 180 and 270 degrees join them."""
@@ -223,7 +265,7 @@ def test_a_rate_that_was_chosen_on_too_short_streams_is_said(tmp_path):
         return lines[-1]
 
     assert ", rate 0.1, 0.0 s" in line(learning_rate=0.1, search_classes=9)
-    said = ", rate 0.1 (chosen on only 8 classes: too high for more), 0.0 s"
+    said = ", rate 0.1 (chosen on only 8 classes: may be too high for more), 0.0 s"
     assert said in line(learning_rate=0.1, search_classes=8)
     assert "rate" not in line(learning_rate=None)
 

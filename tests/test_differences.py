@@ -8,6 +8,7 @@ import scipy.stats
 
 from meml_jax import cells, comparison, row_settings, table_sheets, tables
 from meml_jax.config import Config
+from meml_jax.config import TestConfig as Settings
 from meml_jax.differences import make_differences
 from meml_jax.settings import override
 from meml_jax.types import UserError
@@ -79,6 +80,21 @@ def test_runs_on_other_images_are_not_compared():
     assert not make_differences([a, other])
 
 
+DRAWS = ("protocol", "num_classes", "shots", "queries", "runs", "episodes", "ways_shots")
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Settings)])
+def test_only_rows_on_the_same_draws_are_compared(name):
+    """Heads and how they learn may differ: that is what rows are compared in."""
+    a, b = line("a", [[0.3, 0.8]], beside="b"), line("b", [[0.2, 0.6]])
+    value = getattr(Settings(), name)
+    another = {str: "other", int: 9, bool: False, type(None): 9, tuple: ()}[type(value)]
+    config = dataclasses.asdict(Config())
+    config["test"] |= {name: another}
+    other = dataclasses.replace(b, results=(b.results[0] | {"config": config},))
+    assert bool(make_differences([a, other])) == (name not in DRAWS)
+
+
 def trained(row, *, head="sgd", defined=None, learner="meml", **done):
     """A line of a training with settings `done` of a row that the table defines otherwise."""
     config = override(Config(), {"learner": learner} | (defined or {}))
@@ -132,6 +148,19 @@ def test_what_rows_differ_in(done, said):
     found = row_settings.unlike([trained("a"), trained("b", **done), trained("c")])
     assert sorted(one.split("`")[1] for one in found) == sorted(said)
     assert all(one.endswith("(others).") and "(B), " in one for one in found)
+
+
+def test_what_differs_with_one_head_alone_is_said_of_that_head():
+    rates = {"a": 0.5, "b": 0.1, "c": 0.2}
+    lines = [trained(n, test__learning_rates=(lr,)) for n, lr in rates.items()]
+    lines += [dataclasses.replace(line, head="sgd_reservoir") for line in lines[1:]]
+    sgd, reservoir = row_settings.unlike(lines)
+    assert sgd == (
+        "Rows differ, with the sgd head, in `test.learning_rates`: (0.1,) (B), (0.2,) (C), "
+        "(0.5,) (A)."
+    )
+    assert reservoir.startswith("Rows differ, with the sgd head + reservoir, in ")
+    assert "(0.5,)" not in reservoir and "(0.1,) (B)" in reservoir
 
 
 def test_what_follows_from_nothing_that_differs_is_not_said():

@@ -16,7 +16,7 @@ import programs
 import pytest
 from PIL import Image
 
-from meml_jax import embedding_figures, embedding_report, presets
+from meml_jax import embedding_figures, embedding_report, presets, pseudo_labels
 from meml_jax.config import Config
 from meml_jax.embeddings import acai
 from meml_jax.files import lock
@@ -262,15 +262,14 @@ def test_a_training_is_copied_from_a_row_on_the_same_images(tmp_path):
     config = override(Config(), {"embedding.name": "contrastive"})
     row = tmp_path / "contrastive" / "seed0"
     (row / "embedding").mkdir(parents=True)
-    (row / "embeddings.npz").touch()
     (row / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
     whitened = override(config, {"embedding.whiten": 0.5})
     for made, source in (
-        ({"content_hash": "hash"}, row),
-        ({"content_hash": "x"}, None),
+        ({"fingerprint": pseudo_labels.made_from(config, "hash")[0]}, row),
+        ({"fingerprint": pseudo_labels.made_from(config, "x")[0]}, None),
         ({}, None),
     ):
-        (row / "embedding.json").write_text(json.dumps(made))
+        np.savez(row / "embeddings.npz", **made)
         folder = tmp_path / "contrastive_half_whitened" / "seed0"
         assert program().twin(whitened, dataset(), folder) == source
 

@@ -1,5 +1,7 @@
 """Embeddings that need no training, and their registry."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -89,6 +91,29 @@ def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(UserError, match="expected one of") as error:
         embeddings.get_embedding("entirely_else")
     assert "did you mean" not in str(error.value)
+
+
+def test_a_training_belongs_to_the_version_of_its_row(tmp_path, monkeypatch):
+    config = EmbeddingConfig(
+        name="contrastive", channels=2, steps=1, batch_size=2, checkpoint_every=1
+    )
+    row, x = embeddings.get_embedding("contrastive"), images(count=4, size=28)
+
+    def train():
+        row.fit(x, jax.random.key(0), config, checkpoint_dir=tmp_path, report=lambda line: None)
+
+    train()
+    train()  # reused
+    changed = dataclasses.replace(row, version=2)
+    monkeypatch.setitem(embeddings.EMBEDDINGS, "contrastive", changed)
+    with pytest.raises(UserError, match="belongs to other settings"):
+        train()
+
+
+def test_versions_of_ours_are_numbers():
+    versions = {name: embeddings.version(EmbeddingConfig(name=name)) for name in ("pca", "acai")}
+    assert versions == {"pca": (), "acai": (2,)}
+    assert embeddings.version(EmbeddingConfig(name="npz")) == ()
 
 
 def test_random_is_an_untrained_fen():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
+import json
 import re
 
 import jax
@@ -14,12 +15,15 @@ import optax
 import programs
 import pytest
 import tiny
+from own_tables import results
 
-from meml_jax import inner, meta_train
-from meml_jax.config import InnerConfig, OuterConfig
+from meml_jax import inner, meta_train, seeds, stored_results
+from meml_jax.config import Config, InnerConfig, OuterConfig
 from meml_jax.continual import ContinualClassifier
 from meml_jax.learners import LEARNERS, identity
-from meml_jax.types import UserError
+from meml_jax.results import product_versions
+from meml_jax.settings import override
+from meml_jax.types import Dataset, Split, UserError
 
 PAGE = (programs.ROOT / "docs" / "extending.md").read_text()
 ONE_LINE, FILE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -118,6 +122,34 @@ def test_a_row_that_says_something_else_is_another_training(learners):
         [False, True], [True, False],
     ]  # fmt: skip
     assert first == list(told(0.1))
+
+
+def test_results_of_a_row_that_says_something_else_are_not_finished(learners, tmp_path):
+    config = override(Config(), {"learner": "meml_all", "tasks.labels": "true"})
+    part = Split(np.zeros((2, 6, 6, 1), np.uint8), np.zeros(2, np.int32), np.arange(2), ("a",))
+    data = Dataset("mine", part, part, part, "hash")
+    images = {"content_hash": "hash", "test_hash": None}
+    found = results(config, sgd=(0.5, 0.6), product_versions=product_versions(config)) | images
+    (tmp_path / "report.md").touch()
+
+    def finished(**fields):
+        (tmp_path / "results.json").write_text(json.dumps(found | fields))
+        one = seeds.finished(config, data, tmp_path, files=()) is not None
+        assert stored_results.finished(config, tmp_path) == one
+        return one
+
+    assert found["product_versions"].keys() == {"learner"}
+    assert finished() and not finished(product_versions={})
+    row = LEARNERS["meml_all"]
+    LEARNERS["meml_all"] = dataclasses.replace(row, resets_class_row=False)
+    assert not finished()
+    del found["product_versions"]  # as before there were any
+    assert not finished()
+    found["product_versions"] = product_versions(config)
+    assert finished()
+    del LEARNERS["meml_all"]  # where results are read, the row need not be
+    assert finished() and product_versions(config) == {}
+    assert product_versions(override(config, {"learner": "meml"})) == {}  # ours
 
 
 @pytest.mark.slow

@@ -315,6 +315,25 @@ def test_the_report_has_the_rows_of_the_paper():
     assert len(paper.few_shot_rows("omniglot")) == 8 and paper.few_shot_rows("glyphs") == {}
 
 
+WIDE = {"episodes__shots": 8, "episodes__queries": 5, "test__ways_shots": "((2,1),)"}
+
+
+@pytest.mark.parametrize(("rotations", "most"), [(False, 12), (True, 48)])
+def test_more_ways_than_clusters_are_refused_before_the_embedding(tmp_path, rotations, most):
+    """Of 12 clusters of 400 images."""
+    fields = WIDE | {"tasks__rotations": rotations}
+    error = programs.refuse(tmp_path / "run", episodes__ways=most + 1, **fields)
+    times = " times 4 (tasks.rotations)" if rotations else ""
+    assert (
+        f"episodes.ways={most + 1}, expected at most clustering.num_clusters=12{times}; lower it"
+        in error
+    )
+    assert not (tmp_path / "run" / "embeddings.npz").exists()
+    fields |= {"episodes__ways": most, "call": programs.run_here}
+    lines = programs.succeed(tmp_path / "run", "--stage=embed", **fields)
+    assert lines[-1].startswith("embed: pca")
+
+
 FIELDS = {
     "episodes__ways": 4, "episodes__shots": 2, "episodes__queries": 3, "test__queries": 5,
     "test__ways_shots": "((2,1),(4,2))", "test__episodes": 30, "outer__meta_batch": 2,

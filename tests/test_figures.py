@@ -41,6 +41,18 @@ def test_accuracy_curve(tmp_path):
     assert not np.array_equal(before, check(plain, tmp_path))
 
 
+def test_the_paper_stands_beside_the_same_head(drawn):
+    """In its look, up to as many classes as were tested; what was not tested has nothing beside."""
+    figures.accuracy_curve(RESULTS, "a.png", paper=paper_rows("omniglot"))
+    ax = drawn[-1].axes[0]
+    most = max(point["num_classes"] for point in RESULTS["meta_test"]["points"])
+    lines = {line.get_label(): line for line in ax.lines}
+    assert RESULTS["meta_test"]["head"] == "sgd" and "MEML RS (paper)" not in lines
+    ours = ax.containers[0].lines[0]
+    assert lines["MEML (paper)"].get_color() == ours.get_color()
+    assert max(lines["MEML (paper)"].get_xdata()) <= most
+
+
 def test_accuracy_curve_of_one_point_without_spread_or_comparisons(tmp_path):
     results = copy.deepcopy(RESULTS)
     del results["comparisons"]
@@ -83,7 +95,8 @@ def test_chance_is_seen_at_one_number_of_classes(drawn):
 )
 def test_weights_beyond_the_colours_are_pointed_at(drawn, alpha, extend):
     images = np.zeros((len(alpha), 8, 8, 1), np.uint8)
-    cluster_figures.cluster_grid([AttendedCluster(images, np.float32(alpha), len(alpha))], "c.png")
+    cluster = AttendedCluster(images, np.float32(alpha), len(alpha))
+    cluster_figures.cluster_grid([cluster], "c.png", title="a cluster")
     [bar] = [ax for ax in drawn[-1].axes if ax.get_label() == "<colorbar>"]
     assert bar._colorbar.extend == extend
 
@@ -104,7 +117,7 @@ def test_cluster_grid(tmp_path, clusters):
             AttendedCluster(images.astype(np.uint8), alpha.astype(np.float32), len(alpha) + more)
             for images, alpha in clusters
         ]
-        cluster_figures.cluster_grid(rows, tmp_path / "c.png")
+        cluster_figures.cluster_grid(rows, tmp_path / "c.png", title="some clusters")
         return check(tmp_path / "c.png", tmp_path)
 
     # That a cluster has more images than were looked at is said.

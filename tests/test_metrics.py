@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from meml_jax import metrics
+from meml_jax import figures, metrics
 from meml_jax.types import UserError
 
 
@@ -49,6 +49,39 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path):
     path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
     with pytest.raises(UserError, match="line 2: got b'nonsense'"):
         metrics.read(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, '{"step": 1e999}', '{"step": "2"}', '{"step": 2, "train/loss": "abc"}',
+     '{"step": 2, "train/loss": [1]}', '{"step": 1' + "0" * 400 + "}", "[1]", "{}"],
+    ids=["nested", "infinite", "word", "value", "list", "huge", "no record", "no step"],
+)  # fmt: skip
+def test_a_damaged_line_is_named_and_left_out_where_it_is_the_last(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{line}')
+    assert metrics.read(path) == [{"step": 1}]
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(UserError, match="metrics.jsonl line 2: got .*; delete this line$"):
+        metrics.read(path)
+
+
+def test_a_folder_in_the_place_of_the_records(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match="metrics.jsonl: Is a directory; move"):
+        metrics.read(tmp_path / "metrics.jsonl")
+    for start_step in (0, 20):
+        with pytest.raises(UserError, match="metrics.jsonl.*Is a directory"):
+            metrics.MetricWriter(tmp_path, 100, start_step=start_step, tensorboard=False)
+
+
+def test_values_that_are_no_numbers_are_not_drawn(tmp_path):
+    values = (0.5, "abc", [1.0], None, float("inf"), float("nan"), 0.25)
+    records = [{"step": i, "train/loss": value} for i, value in enumerate(values)]
+    drawn = [r for r in records if r["train/loss"] in (0.5, 0.25)]
+    for name, given in (("all", records), ("some", drawn)):
+        figures.training_curves(given, tmp_path / f"{name}.png", validation_classes=2)
+    assert (tmp_path / "all.png").read_bytes() == (tmp_path / "some.png").read_bytes()
 
 
 def test_tensorboard_events_and_purge(tmp_path):

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import dataclasses
 import json
@@ -7,10 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from meml_jax import files, paper, report, rounding, run_facts, seeds
+from meml_jax import files, intervals, paper, report, rounding, run_facts, seeds
 from meml_jax.config import Config, EmbeddingConfig
 from meml_jax.embeddings import EMBEDDINGS
-from meml_jax.types import UserError
+from meml_jax.results import collect
+from meml_jax.settings import PRESETS, flatten, override
+from meml_jax.types import Clusters, Dataset, Split, UserError
 
 
 def make_point(num_classes, accuracy, *, learning_rate=3e-4, train_accuracy=0.75):
@@ -113,6 +116,104 @@ def test_what_a_run_was_made_with():
         assert said.startswith(f"name {name}, ") and said.endswith(", normalize False")
     assert run_facts.facts(results | {"embedding": None})["embedding"] is None
     assert run_facts.facts(RESULTS)["images"] is run_facts.facts(RESULTS)["parts"] is None
+
+
+def facts_of(values, **fields):
+    """What a report says of a run with these settings, from results as they are read back."""
+    config = override(Config(), values)
+    names = filter(None, (config.data.name, config.test_data.name))
+    none = Split(np.zeros((0, 28, 28, 1), np.uint8), np.zeros(0, int), np.zeros(0, str), ())
+    found = collect(
+        config,
+        Dataset("_".join(names), none, none, none, "digest"),
+        Clusters(none.labels, None, none.labels, {}, ""),
+        meta_train={},
+        checkpoint_step=0,
+        points={"sgd": []},
+    )
+    several = {"seeds": list(range(config.seeds))} if config.seeds > 1 else {}
+    return run_facts.facts(json.loads(json.dumps(found | several | fields)))
+
+
+def another_value(field):
+    """A value of the field's type that is not its default."""
+    value = flatten(Config())[field]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return value[:1]
+    if value is None:
+        with contextlib.suppress(UserError):
+            override(Config(), {field: 7})
+            return 7
+    return 2 * value + 1 if isinstance(value, int | float) else "another"
+
+
+OTHERS = "other settings that are not the defaults"
+NOT_TOLD = (
+    "data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout", "train.log_every",
+    "train.checkpoint_every", "train.steps_per_call", "train.images_on",
+    "embedding.checkpoint_every",
+)  # fmt: skip
+LABELLERS = {"deepcluster", "sela"}
+TRAINED = {"acai", "contrastive", *LABELLERS}
+USED_BY = {  # fields of `embedding`, as the comments of config.py have it
+    "file": {"npz"}, "dim": {"pca", "acai", *LABELLERS},
+    "channels": {"random", "contrastive", *LABELLERS}, "views": {"contrastive", *LABELLERS},
+    "temperature": {"contrastive"}, "width": {"acai"}, "depth": {"acai"}, "critic_mix": {"acai"},
+    "critic_weight": {"acai"}, "num_pseudo_labels": LABELLERS, "round_steps": LABELLERS,
+    "sharpness": {"sela"}, "steps": TRAINED, "batch_size": TRAINED, "learning_rate": TRAINED,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", flatten(Config()))
+def test_each_setting_that_makes_a_run_another_is_told(field):
+    value, default = another_value(field), facts_of({})
+    assert default[OTHERS] is None
+    group, _, name = field.rpartition(".")
+    if group != "embedding" or name == "name":
+        assert (facts_of({field: value}) != default) == (field not in NOT_TOLD)
+        return
+    known = {*EMBEDDINGS, "npz"}
+    told = {
+        one
+        for one in known | {"mine"}
+        if facts_of({"embedding.name": one, field: value}) != facts_of({"embedding.name": one})
+    }
+    used = set() if field in NOT_TOLD else USED_BY.get(name, known) | {"mine"}
+    assert told == used
+
+
+def test_other_settings_are_told_once_and_by_their_names():
+    values = {"inner.lr": 0.1, "inner.first_order": True, "tasks.max_size": 30, "data.split": "x"}
+    assert facts_of(values)[OTHERS] == (
+        "`data.split`=x, `tasks.max_size`=30, `inner.first_order`=True"
+    )
+    values = {"embedding.name": "acai", "embedding.dim": 256, "embedding.critic_mix": 0.5}
+    assert facts_of(values)[OTHERS] == "`embedding.critic_mix`=0.5"
+    # Nothing of an embedding and of clusters that a run has no use for.
+    values |= {"clustering.init": "ward"}
+    assert facts_of(values)[OTHERS] == "`embedding.critic_mix`=0.5, `clustering.init`=ward"
+    assert facts_of(values | {"tasks.labels": "true"})[OTHERS] is None
+    # What a preset stands for, and what departs from it, has its own line.
+    assert facts_of(PRESETS["released"])[OTHERS] is None
+    released = facts_of(PRESETS["released"] | {"tasks.min_size": 5, "inner.steps": 2})
+    assert released["points of docs/deviations.md"].endswith("except `tasks.min_size`=5")
+    assert released[OTHERS] == "`inner.steps`=2"
+    assert facts_of({"preset": "best", "tasks.min_size": 5})[OTHERS] == "`tasks.min_size`=5"
+
+
+def test_a_users_own_images_go_by_the_name_of_their_folder():
+    values = {"data.name": "folder", "data.dir": "/home/someone/animals/"}
+    values |= {"test_data.name": "npz", "test_data.dir": "~/secret/birds.npz"}
+    values |= {"embedding.name": "npz", "embedding.file": "/home/someone/z.npz"}
+    told = facts_of(values)
+    assert told["dataset"] == "folder_npz" and told[OTHERS] == "`embedding.file`=z.npz"
+    assert told["images from"] == "animals" and told["test images from"] == "birds.npz"
+    assert "someone" not in str(told) and "secret" not in str(told)
+    for other in ({"data.name": "omniglot", "test_data.name": None}, {"data.dir": None}):
+        assert facts_of(values | other)["images from"] is None
+    assert facts_of(values | {"test_data.name": "cub"})["test images from"] is None
 
 
 def test_a_preset_is_named_for_what_it_stands_for():
@@ -245,3 +346,96 @@ def test_two_seeds_show_the_interval_over_their_runs():
 def test_one_step_is_no_training_that_fell_short():
     results = RESULTS | {"meta_train": RESULTS["meta_train"] | {"steps": 1}}
     assert "**Only" not in report.render(results)
+
+
+# Against raw pixels, run by run.
+
+RULE = "Level: the 95 % interval of the differences on the same test runs holds 0."
+SPREAD = np.array([0.2, 0.4, 0.6, 0.8])  # of raw pixels, over easy runs and hard ones
+
+
+def curve(head, accuracies):
+    """A curve with these accuracies of its runs, by number of classes."""
+    points = [
+        intervals.summarise(np.asarray(a), num_classes=n) | {"learning_rate": None}
+        for n, a in accuracies.items()
+    ]
+    return {"name": head, "protocol": "clean", "head": head, "points": points}
+
+
+def beside_pixels(gaps, pixels=SPREAD, **others):
+    """Results of a head that has so much more than raw pixels in each run, by number of classes."""
+    heads = {"sgd": gaps} | others
+    first, *more = (
+        curve(head, {n: pixels + np.array(gap) for n, gap in by.items()})
+        for head, by in heads.items()
+    )
+    more.append(curve("pixels", {n: pixels for n in gaps}))
+    return RESULTS | {"meta_test": first, "comparisons": more}
+
+
+def against_pixels(results):
+    """The sentence of the report, without its rule; None if there is none."""
+    said = [line for line in report.render(results).splitlines() if "raw pixels at" in line]
+    assert all(line.endswith(f". {RULE}") for line in said)
+    return said[0].removesuffix(f". {RULE}") if said else None
+
+
+GAPS = {
+    10: [0.10, 0.12, 0.10, 0.12], 50: [0.10, -0.10, 0.10, -0.08], 75: [-0.10, -0.12, -0.10, -0.12],
+    100: [0.0] * 4,
+}  # fmt: skip
+
+
+def test_heads_lie_above_raw_pixels_level_with_them_or_below():
+    results = beside_pixels(GAPS)
+    assert against_pixels(results) == (
+        "sgd head: above raw pixels at 10 classes; level with raw pixels at 50, 100 classes; "
+        "below raw pixels at 75 classes"
+    )
+    # What the runs have in common makes each interval wide: they overlap where each run is above.
+    ours, pixels = results["meta_test"]["points"][0], results["comparisons"][0]["points"][0]
+    assert ours["accuracy"] - pixels["accuracy"] < min(ours["ci95"], pixels["ci95"])
+    swapped = beside_pixels({n: -np.array(gap) for n, gap in GAPS.items()})
+    assert against_pixels(swapped) == (
+        "sgd head: above raw pixels at 75 classes; level with raw pixels at 50, 100 classes; "
+        "below raw pixels at 10 classes"
+    )
+
+
+def test_each_head_but_the_baselines_has_its_place_beside_raw_pixels():
+    up, down = {10: GAPS[10]}, {10: GAPS[75]}
+    assert against_pixels(beside_pixels(up, prototype=down, untrained=down)) == (
+        "sgd head: above raw pixels at 10 classes. prototype head: below raw pixels at 10 classes"
+    )
+    results = beside_pixels(up)
+    assert against_pixels(results | {"comparisons": []}) is None
+    # What rounding leaves is no difference.
+    equal = {"meta_test": curve("sgd", {10: [0.1 + 0.2] * 4})}
+    equal["comparisons"] = [curve("pixels", {10: [0.3] * 4})]
+    assert against_pixels(results | equal) == "sgd head: level with raw pixels at 10 classes"
+    # Nothing is said of other runs.
+    for other in ({10: SPREAD[1:]}, {50: SPREAD}):
+        assert against_pixels(results | {"comparisons": [curve("pixels", other)]}) is None
+
+
+@pytest.mark.parametrize(
+    ("gaps", "place"),
+    [
+        # The mean of the seeds and its interval: 0.11 ± 0.02, 0.3 ± 0.5, 0.175 ± 0.03 over the
+        # runs of each of two seeds. The runs of all seeds as one sample have 0.3 ± 0.2 and
+        # 0.18 ± 0.23.
+        ((0.10, 0.11, 0.12), "above"),
+        ((0.1, 0.3, 0.5), "level with"),
+        ((0.05, 0.3), "above"),
+        ((-0.05, -0.3), "below"),
+    ],
+)
+def test_seeds_are_paired_with_themselves(gaps, place):
+    each = [
+        beside_pixels({10: [gap - 0.01, gap + 0.01]}, pixels=np.array([0.1, 0.2]) + seed / 5)
+        | {"seed": seed, "clustering": {}, "config": {}}
+        for seed, gap in enumerate(gaps)
+    ]
+    found = against_pixels(seeds.combine(each, Config()))
+    assert found == f"sgd head: {place} raw pixels at 10 classes"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import shutil
 
 import jax
@@ -10,10 +11,11 @@ import programs
 import pytest
 import tiny
 
-from meml_jax import pseudo_labels, rounds, stages
+from meml_jax import pseudo_labels, results, rounds, stages
 from meml_jax.config import Config
 from meml_jax.data import datasets
 from meml_jax.embeddings import contrastive, l2_normalize
+from meml_jax.fingerprints import fingerprint
 from meml_jax.layers import FEN
 from meml_jax.model import fresh_state, make_model, restore_params
 from meml_jax.settings import override
@@ -70,6 +72,24 @@ def test_what_is_shared_of_rounds_is_the_first_embedding_alone(tmp_path, monkeyp
     programs.program().do_stages(config, data, tmp_path, "embed", around)
     later = ["cluster", "make_model", "initial_fen", "train", "_embed_again"]
     assert done == ["embed of hash: begun", "embed", "ended", *later]
+
+
+def test_a_row_of_rounds_counts_what_the_fen_starts_from(monkeypatch):
+    programs.program()  # the modules beside it can be imported
+    embedding_rows = importlib.import_module("embedding_rows")
+    part = Split(np.zeros((2, 6, 6, 1), np.uint8), np.zeros(2, np.int32), np.arange(2), ("a",))
+    data = Dataset("mine", part, part, part, "hash")
+    plain = override(Config(), {"embedding.name": "contrastive"})
+    later = override(plain, {"clustering.rounds": 2})
+    started = override(later, {"train.init": "embedding"})
+    each = (plain, later, started)
+    before = [embedding_rows.fingerprint_of(config, data) for config in each]
+    monkeypatch.setattr(results, "INIT_VERSION", -1)
+    after = [embedding_rows.fingerprint_of(config, data) for config in each]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False]
+    # What is kept of rows that do not start from an embedding stays theirs.
+    parts = (plain.embedding, plain.clustering, plain.tasks, plain.seed, plain.precision, "hash")
+    assert before[0] == fingerprint(*parts)
 
 
 FIELDS = {"clustering.rounds": 2, "train.steps": 20, "tasks.num_buckets": 1}

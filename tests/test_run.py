@@ -21,6 +21,7 @@ from meml_jax.embeddings import contrastive
 from meml_jax.learners import LEARNERS
 from meml_jax.networks import make_network
 from meml_jax.settings import from_dict
+from meml_jax.types import UserError
 
 PRODUCTS = ("embeddings.npz", "tasks.npz", "checkpoints", "metrics.jsonl", "tensorboard")
 
@@ -165,8 +166,8 @@ def test_training_is_not_thrown_away(copy):
     error = programs.refuse(copy, seed=1, network__hidden=8)
     assert "seed is 0 there, 1 now; network.hidden is 16 there, 8 now" in error
     # It is part of what the embeddings belong to; their images are the same.
-    error = programs.refuse(copy, embedding__checkpoint_every=7)
-    assert "embedding.checkpoint_every is 100 there, 7 now" in error
+    error = programs.refuse(copy, embedding__batch_size=7)
+    assert "embedding.batch_size is 128 there, 7 now" in error
     error = programs.refuse(copy, train__steps=39)
     assert "train.steps=39, but" in error and "trained for 40 steps" in error
     assert programs.snapshot(copy) == before
@@ -242,6 +243,24 @@ def test_a_stop_that_python_drops_is_not_lost(tmp_path, monkeypatch, signum, del
     assert (code, out, err) == (128 + signum, "stopped; the same command goes on\n", "")
 
 
+def test_the_best_checkpoint_is_one_of_those_judged_as_now(copy):
+    """The 40 steps were judged with 15 shots, those that follow with one; then 15 again."""
+    run = functools.partial(programs.succeed, copy, "--stage=test", call=programs.run_here)
+    fields = {"test__checkpoint": "best", "test__heads": "prototype", "test__num_classes": "(2,)"}
+    few = {"test__shots": 1, "test__queries": 1}
+    before = programs.snapshot(copy / "checkpoints")
+    error = programs.refuse(copy, "--stage=test", **fields, **few)
+    assert "was chosen with test.shots=15, test.queries=5, " in error
+    assert programs.snapshot(copy / "checkpoints") == before
+    lines = run(**fields, **few, train__steps=44)
+    told = "was judged with test.shots=15, test.queries=5, now test.shots=1, test.queries=1; test."
+    assert any(told in line for line in lines)
+    assert programs.results(copy)["meta_test"]["checkpoint_step"] == 44
+    lines = run(**fields, train__steps=44)
+    assert said(lines, "train: step 44 was judged with test.shots=1, test.queries=1, now")
+    assert programs.results(copy)["meta_test"]["checkpoint_step"] <= 40
+
+
 # Workdirs that cannot be used.
 
 
@@ -259,11 +278,23 @@ def test_a_folder_of_other_things(tmp_path):
     assert programs.snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
-@pytest.mark.parametrize("text", ['{"compilerOptions": {}}', "[1]", "{", '{"preset": "x", "a": 1}'])
+@pytest.mark.parametrize(
+    "text", ['{"compilerOptions": {}}', "[1]", "{", "[" * 100_000, '{"preset": "x", "a": 1}']
+)
 def test_a_folder_with_a_config_of_something_else(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert "is not empty and not a workdir" in programs.refuse(tmp_path)
     assert (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[1]", "\x00"])
+def test_settings_of_a_training_that_are_damaged(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UserError, match="config.json: not the settings of a run"):
+        trained.read_config(tmp_path)
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(UserError, match="no learning rate was chosen for the head 'sgd'"):
+        trained.chosen_rate(tmp_path, "sgd", 2)
 
 
 def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch):

@@ -9,16 +9,21 @@ import numpy as np
 import programs
 import pytest
 from own_tables import program
+from test_embedding_report import program as embeddings_program
 
 from meml_jax import (
+    embeddings,
     files,
     pseudo_labels,
     sharing,
 )
 from meml_jax.config import Config
 from meml_jax.data import datasets
+from meml_jax.fingerprints import fingerprint
+from meml_jax.learners import LEARNERS
+from meml_jax.results import product_versions
 from meml_jax.settings import override
-from meml_jax.types import UserError
+from meml_jax.types import Dataset, Split, UserError
 from meml_jax.workdir import check_same_training, open_workdir, record_config
 
 
@@ -35,6 +40,7 @@ def test_what_is_shared():
     for stage in ("embed", "cluster", "train"):
         assert same(stage, data__dir="elsewhere", data__cache_dir="x", data__download_timeout=1.0)
         assert same(stage, data__image_size=0, data__channels=0)
+        assert same(stage, embedding__checkpoint_every=7)
         assert not same(stage, data__max_per_class=3)
     assert same("cluster", learner="meml", tasks__balance="loss", network__channels=3)
     assert not same("cluster", clustering__num_clusters=5)
@@ -54,6 +60,12 @@ def test_what_is_shared():
     assert sharing.key("test", base) is None
     rounds = override(base, {"clustering.rounds": 2})
     assert sharing.key("embed", rounds) and not sharing.key("train", rounds)
+
+
+def retell(path, digest):
+    """Let an npz say that it was made from something else; None: let it say nothing."""
+    arrays = {name: array for name, array in np.load(path).items() if name != "fingerprint"}
+    np.savez(path, **arrays, **({} if digest is None else {"fingerprint": digest}))
 
 
 @pytest.fixture
@@ -102,11 +114,11 @@ def test_an_embedding_of_other_images_is_not_copied(tmp_path, sibling):
     find = functools.partial(sharing.find, "embed", workdir=workdir, results=tmp_path / "results")
     assert find(images, config) == sibling
     assert find("other images", config) is None
-    path = sibling / "embedding.json"
-    made = json.loads(path.read_text())
-    del made["content_hash"]  # as an earlier version has left it
-    path.write_text(json.dumps(made))
+    assert find(images, override(config, {"embedding.checkpoint_every": 7})) == sibling
+    retell(sibling / "embeddings.npz", None)  # it does not say what it was made from
     assert find(images, config) is None
+    (wanted, _) = pseudo_labels.made_from(config, images)
+    retell(sibling / "embeddings.npz", wanted)
     # In its own workdir it is reused.
     said = []
     data = datasets.load(config.data, report=lambda line: None)
@@ -152,8 +164,7 @@ def test_clusters_of_other_images_are_not_copied(tmp_path, sibling):
     config = programs.stored_config(sibling)
     images = programs.results(sibling)["content_hash"]
     second = shutil.copytree(sibling, sibling.with_name("seed1"))
-    path = sibling / "embedding.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"content_hash": "other"}))
+    retell(sibling / "embeddings.npz", pseudo_labels.made_from(config, "other")[0])
     workdir = tmp_path / "results" / "two" / "row" / "seed0"
     for digest, source in ((images, second), ("other", sibling), ("third", None)):
         assert sharing.find("cluster", digest, config, workdir, tmp_path / "results") == source
@@ -194,17 +205,103 @@ def test_a_workdir_of_true_classes_is_tied_to_no_embedding(tmp_path):
 def test_what_does_not_fit_is_made_anew(tmp_path, sibling, capsys):
     """The settings agree, but not what is in the file: the stage's own fingerprint decides."""
     config = programs.stored_config(sibling)
-    with np.load(sibling / "embeddings.npz") as stored:
-        arrays = dict(stored) | {"fingerprint": "foreign"}
-    np.savez(sibling / "embeddings.npz", **arrays)
+    retell(sibling / "tasks.npz", "foreign")
     workdir = tmp_path / "results" / "two" / "row" / "seed0"
     around = functools.partial(
         sharing.around, config=config, workdir=workdir, results=tmp_path / "results", say=print
     )
     programs.program().run(config, workdir, "cluster", around)
     lines = capsys.readouterr().out.splitlines()
-    assert f"embed: copies from {sibling}" in lines
-    assert any(line.startswith("embed: pca, 400 x 64") for line in lines)
-    with np.load(workdir / "embeddings.npz") as made, np.load(sibling / "embeddings.npz") as old:
-        np.testing.assert_array_equal(made["embeddings"], old["embeddings"])
+    assert f"cluster: copies from {sibling}" in lines
+    assert any(line.startswith("cluster: 12 requested") for line in lines)
+    with np.load(workdir / "tasks.npz") as made, np.load(sibling / "tasks.npz") as old:
+        np.testing.assert_array_equal(made["labels"], old["labels"])
         assert str(made["fingerprint"]) != "foreign"
+
+
+def test_products_of_another_version_are_not_copied(tmp_path, sibling, monkeypatch):
+    config, path = programs.stored_config(sibling), sibling / "results.json"
+    found, results_ = json.loads(path.read_text()), tmp_path / "results"
+    images, workdir = found["content_hash"], results_ / "two" / "row" / "seed0"
+    workdir.mkdir(parents=True)
+    shutil.copy(sibling / "tasks.npz", workdir)
+    unsaid = {name: value for name, value in found.items() if name != "product_versions"}
+
+    def copied(versions):
+        said = {} if versions is None else {"product_versions": versions}
+        path.write_text(json.dumps(unsaid | said))
+        stages = ("embed", "cluster", "train")
+        return [sharing.find(s, images, config, workdir, results_) is not None for s in stages]
+
+    assert found["product_versions"] == {"embedding": 1}
+    assert copied({"embedding": 1}) == [True, True, True]
+    # The start of the FEN, or a learner, of another version; results that do not say.
+    for versions in ({"embedding": 1, "init": 1}, {"embedding": 1, "learner": "other"}, None):
+        assert copied(versions) == [True, True, False]
+    row = dataclasses.replace(embeddings.EMBEDDINGS["pca"], version=2)
+    monkeypatch.setitem(embeddings.EMBEDDINGS, "pca", row)
+    assert copied({"embedding": 1}) == [False, False, False]
+
+
+def test_an_edited_learner_of_ones_own_is_trained_anew(tmp_path, sibling, monkeypatch):
+    workdir = tmp_path / "results" / "two" / "row" / "seed0"
+    workdir.mkdir(parents=True)
+    shutil.copy(sibling / "tasks.npz", workdir)
+    monkeypatch.setitem(LEARNERS, "mine", LEARNERS["meml"])
+    config = override(programs.stored_config(sibling), {"learner": "mine"})
+    (sibling / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    found = programs.results(sibling) | {"config": dataclasses.asdict(config)}
+    found["product_versions"] = product_versions(config)
+    (sibling / "results.json").write_text(json.dumps(found))
+    images, results_ = found["content_hash"], tmp_path / "results"
+    assert sharing.find("train", images, config, workdir, results_) == sibling
+    edited = dataclasses.replace(LEARNERS["meml"], resets_class_row=False)
+    monkeypatch.setitem(LEARNERS, "mine", edited)
+    assert sharing.find("train", images, config, workdir, results_) is None
+
+
+def test_a_training_of_another_version_has_no_twin(tmp_path, monkeypatch):
+    name = "contrastive"
+    config = override(Config(), {"embedding.name": name, "embedding.checkpoint_every": 7})
+    row, folder = tmp_path / name / "seed0", tmp_path / "whitened" / "seed0"
+    (row / "embedding").mkdir(parents=True)
+    part = Split(np.zeros((2, 6, 6, 1), np.uint8), np.zeros(2, np.int32), np.arange(2), ("a",))
+    data = Dataset("mine", part, part, part, "hash")
+    changes = {"embedding.whiten": 0.5, "embedding.checkpoint_every": 100}
+    twin = functools.partial(embeddings_program().twin, override(config, changes), data, folder)
+    (row / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    (row / "embedding.json").write_text(json.dumps({"content_hash": "hash"}))
+    for digest, source in (
+        (pseudo_labels.made_from(config, "hash")[0], row),
+        (pseudo_labels.made_from(config, "hash")[1], row),  # of before, with what has no influence
+        (pseudo_labels.made_from(config, "other")[0], None),
+    ):
+        np.savez(row / "embeddings.npz", fingerprint=digest)
+        assert twin() == source
+    np.savez(row / "embeddings.npz", fingerprint=pseudo_labels.made_from(config, "hash")[0])
+    changed = dataclasses.replace(embeddings.EMBEDDINGS[name], version=2)
+    monkeypatch.setitem(embeddings.EMBEDDINGS, name, changed)
+    assert twin() is None
+    (row / "embeddings.npz").write_bytes(b"")  # it does not tell
+    assert twin() is None
+
+
+def test_what_has_no_influence_may_change_in_a_trained_workdir(tmp_path, sibling):
+    config = programs.stored_config(sibling)
+    other = override(config, {"embedding.checkpoint_every": 7})
+    check_same_training(sibling, other)
+    data, said = datasets.load(config.data, report=lambda line: None), []
+    path = sibling / "embeddings.npz"
+    pseudo_labels.embed(other, data, sibling, said.append)
+    assert said.pop() == f"embed: reuses {path}"
+    # An earlier version had the field in what the vectors say of themselves.
+    digest = fingerprint(other.embedding, other.seed, data.content_hash)
+    assert digest != fingerprint(config.embedding, config.seed, data.content_hash)
+    retell(path, digest)
+    pseudo_labels.embed(other, data, sibling, said.append)
+    assert said.pop() == f"embed: reuses {path}"
+    with pytest.raises(UserError, match="or of the embedding's code"):
+        pseudo_labels.embed(config, data, sibling, said.append)
+    with np.load(programs.finished("smoke") / "embeddings.npz") as stored:
+        expected = fingerprint(config.embedding, config.seed, data.content_hash)
+        assert str(stored["fingerprint"]) == expected

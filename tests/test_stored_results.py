@@ -348,7 +348,7 @@ def test_results_of_another_version_of_the_embedding_are_not_finished(tmp_path, 
     assert is_finished() and is_finished(product_versions={"embedding": 2})
     assert not is_finished(product_versions={"embedding": 1})
     code, out, _ = call("--table=omniglot", f"--results={tmp_path}", "--report_only")
-    assert code == 0 and "results.json (of an embedding of an earlier version" in out
+    assert code == 0 and "results.json (of an embedding or learner of another version" in out
     oracle = override(config, {"tasks.labels": "true"})
     assert product_versions(oracle) == {}
     start = {"train.init": "embedding", "embedding.name": "contrastive"}

@@ -41,10 +41,10 @@ def test_report(stored):
     assert cells(text, "Oracle OML")[3:5] == ["91.0 ± 12.7, within 88.4", "45.5 ± 6.4, below 74.0"]
     assert "± of two seeds is that of their mean, over the runs of each." in text
     assert cells(text, "MEML mean") is cells(text, "MEML RS") is None
-    assert "No spread: all runs are equal. Not run: Oracle MEML, OML balanced 500, " in text
-    assert ", OML RS, OML single, MEML mean, MEML RS." in text and "holds the accuracy" not in text
+    assert "No spread: all runs are equal. Not run: Oracle MEML; OML balanced 500; " in text
+    assert "; OML RS; OML single; MEML mean; MEML RS." in text and "holds the accuracy" not in text
     # One with the seeds of each row, as they decide on what is tested.
-    for rows, seeds, runs in (("oracle_oml, oml", "0", "2"), ("meml", "0, 1", "4")):
+    for rows, seeds, runs in (("Oracle OML, OML", "0", "2"), ("MEML", "0, 1", "4")):
         tested = f"(beside {rows})"
         assert cells(text, f"{PIXELS} {tested}")[:3] == ["-", seeds, runs]
     assert cells(text, "chance")[3:5] == ["10.0", "2.0"]
@@ -74,9 +74,16 @@ def test_report(stored):
     assert (stored / "omniglot" / "figures" / "accuracy.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("field", ["network.channels", "network.hidden"])
-def test_the_cost_of_a_narrower_network_is_not_put_beside_the_papers(field):
-    for values, last in (({}, "0.743 GB"), ({field: 64}, "-")):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("network.channels", 64), ("network.hidden", 64), ("tasks.balance", "truncate"),
+        ("tasks.query_from", "coreset"), ("tasks.rotations", True), ("tasks.max_size", 3),
+        ("outer.meta_batch", 8), ("inner.steps", 5), ("tasks.labels", "true"),
+    ],
+)  # fmt: skip
+def test_the_cost_of_another_step_is_not_put_beside_the_papers(field, value):
+    for values, last in (({}, "0.743 GB"), ({field: value}, "-")):
         config = override(settings("omniglot", "meml", "short"), values)
         found = {"meml": {0: results(config, sgd=(0.5, 0.5))}}
         configs = {row: settings("omniglot", row) for row in table("omniglot").rows}

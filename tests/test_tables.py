@@ -22,7 +22,7 @@ from meml_jax import (
     table_flags,
     tables,
 )
-from meml_jax.settings import flatten, from_dict
+from meml_jax.settings import flatten, from_dict, override
 from meml_jax.tables import Choice, Row, Table
 from meml_jax.types import UserError
 
@@ -361,3 +361,70 @@ def test_a_config_file_of_no_settings_is_named(tmp_path):
     one = Table("T", "empty.py", {"a": Row({"sgd": "A"})})
     with pytest.raises(UserError, match=r"empty\.py: expected a function get_config in it"):
         tables.settings(one, "a", tmp_path, Choice(), seed=0)
+
+
+def test_a_file_with_the_name_of_a_table_is_refused(tmp_path):
+    """They would share a folder of results, and a block of the document."""
+    ours = ROOT / "configs" / "tables" / "best.py"
+    path = tmp_path / ours.name
+    path.write_text(ours.read_text())
+    with pytest.raises(UserError, match=r"best\.py has the name of the table 'best'; rename"):
+        tables.load(str(path), ROOT)
+    assert tables.load(str(ours), ROOT) == tables.load(str(path.rename(tmp_path / "o.py")), ROOT)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"smoke": {"seeds": 2}}, "smoke sets its seed; leave it to --seeds"),
+        ({"title": "a --> b"}, "without <!-- and -->"),
+        ({"rows": {"report.md": Row({"sgd": "A"})}}, "other than figures, report.md"),
+        ({"rows": {"a": Row({"sgd": "A <!-- end mine -->"})}}, "one line without <!--"),
+    ],
+)
+def test_a_table_that_would_fail_after_the_work_is_refused_before(tmp_path, change, message):
+    fields = {"title": "T", "config": "configs/quickstart.py", "rows": {"a": Row({"sgd": "A"})}}
+    with pytest.raises(UserError, match=message):
+        tables._check_types(Table(**fields | change))
+    tables._check_types(Table(**fields))
+
+
+def test_seeds_in_a_config_file_are_refused(tmp_path):
+    (tmp_path / "two.py").write_text(
+        "from meml_jax.settings import preset_config\n"
+        "def get_config(presets='paper'):\n    return preset_config(presets, {}, {'seeds': 2})\n"
+    )
+    one = Table("T", "two.py", {"a": Row({"sgd": "A"})})
+    with pytest.raises(UserError, match=r"two\.py has seeds=2; leave it out, and use --seeds"):
+        tables.settings(one, "a", tmp_path, Choice(), seed=0)
+
+
+def test_a_value_that_does_not_fit_names_its_row():
+    one = Table("T", "configs/quickstart.py", {"a": Row({"sgd": "A"}, values={"train.steps": "x"})})
+    with pytest.raises(UserError, match="row 'a': .*train.steps"):
+        tables.settings(one, "a", ROOT, Choice(), seed=0)
+
+
+def test_results_that_are_no_folder_are_refused_before_the_first_row(tmp_path, mini, done):
+    (tmp_path / "file").touch()
+    code, _, err = call(f"--table={mini}", f"--results={tmp_path / 'file'}", "--budget=smoke")
+    assert code == 2 and done == [] and err.count("\n") == 1
+    assert f"{tmp_path / 'file'} is no folder; name another folder" in err
+
+
+def test_results_of_other_settings_than_the_row_has_are_left_out():
+    """As after a change of the table: under the row's title they would say something untrue."""
+    rows = {"low": Row({"sgd": "A"}, values={"inner.lr": 0.01})}
+    rows["high"] = Row({"sgd": "B"}, values={"inner.lr": 0.1})
+    own = Table("T", "configs/quickstart.py", rows)
+
+    def kept(**fields):
+        config = tables.settings(own, "low", ROOT, Choice("smoke"), seed=0)
+        stored = {"low": {0: results(override(config, fields), sgd=(0.5, 0.6))}}
+        said = []
+        return table_checks.as_defined(stored, own, ROOT, say=said.append), said
+
+    assert kept() == ({"low": kept()[0]["low"]}, [])
+    assert kept(**{"outer.lr": 0.5, "train.steps": 7})[0]  # the same in both rows: the user's
+    every, [line] = kept(**{"inner.lr": 0.1})
+    assert every == {} and "left out: the results of 'low', seed 0 (row 'low' is one of " in line

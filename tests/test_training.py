@@ -49,7 +49,17 @@ def validate(state):
 
 
 def train(
-    workdir, *, config=CONFIG, stop=None, bad_step=-1, spread=1.0, lines=None, call=None, **fields
+    workdir,
+    *,
+    config=CONFIG,
+    stop=None,
+    bad_step=-1,
+    spread=1.0,
+    lines=None,
+    call=None,
+    validate=validate,
+    judged_by=None,
+    **fields,
 ):
     """Train; `stop` is called with the first step of each compiled call."""
     config = TrainConfig(**(vars(config) | fields))
@@ -69,6 +79,7 @@ def train(
         fingerprint="settings",
         validate=validate,
         report=(lambda line: None) if lines is None else lines.append,
+        judged_by=judged_by,
     )
 
 
@@ -182,6 +193,38 @@ def test_more_steps_go_on(tmp_path, whole):
     jax.tree.map(np.testing.assert_array_equal, stored(tmp_path)[0], stored(whole)[0])
     extra = [r for r in programs.records(tmp_path) if r["step"] == 11]
     assert len(extra) == 1  # the end of the first training was logged and validated
+
+
+def test_accuracies_judged_by_other_settings_are_not_compared(tmp_path):
+    """They are left out, which is said first; the best before and the best after both stay."""
+    settings = {"test.shots": 1, "test.queries": 1}, {"test.shots": 15, "test.queries": 1}
+    accuracy = {9: 0.9, 18: 0.8, 27: 0.5, 36: 0.4}
+
+    def judge(state):
+        return accuracy.get(int(state.step), 0.1)
+
+    def best(judged_by):
+        with checkpoints.open_checkpoints(tmp_path / "checkpoints", read_only=True) as manager:
+            return checkpoints.best_step(manager, judged_by)
+
+    lines = []
+    train(tmp_path, steps=18, validate=judge, judged_by=settings[0], lines=lines)
+    train(tmp_path, steps=18, validate=judge, judged_by=settings[1], lines=lines)
+    assert not any("leaves it out" in line for line in lines)  # there is no other to choose
+    lines.clear()
+    train(tmp_path, steps=50, validate=judge, judged_by=settings[1], lines=lines)
+    told = [
+        f"train: step {step} was judged with test.shots=1, now test.shots=15; "
+        "test.checkpoint=best leaves it out"
+        for step in (9, 18)
+    ]
+    assert lines[:3] == [*told, "train: goes on from step 18"]
+    assert (best(settings[0]), best(settings[1])) == (9, 27)
+    lines.clear()
+    train(tmp_path, steps=50, validate=judge, judged_by=settings[0], lines=lines)
+    assert [" ".join(line.split()[1:4]) for line in lines] == [
+        "step 27 was", "step 50 was", "reuses 50 steps",
+    ]  # fmt: skip
 
 
 def test_fewer_steps_than_trained_are_refused(tmp_path):

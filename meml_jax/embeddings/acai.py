@@ -181,7 +181,6 @@ def fit(
         key,
         config,
         name="acai",
-        version=VERSION,
         trained_by=TRAINED_BY,
         loss="autoencoder's loss",
         checkpoint_dir=checkpoint_dir,

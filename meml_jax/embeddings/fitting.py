@@ -52,7 +52,6 @@ def train(
     config: EmbeddingConfig,
     *,
     name: str,
-    version: int = 1,
     trained_by: tuple[str, ...],
     loss: str,
     checkpoint_dir: Path | None,
@@ -66,9 +65,9 @@ def train(
       init_state: key -> state at step 0.
       images: uint8 [N, H, W, C].
       key: random key.
-      config: `steps`, `checkpoint_every` and what is in `trained_by`.
+      config: `name` of the row, whose version counts (`embeddings.version`), `steps`,
+        `checkpoint_every` and what is in `trained_by`.
       name: of the embedding.
-      version: raised when the same settings give other parameters.
       trained_by: fields of `config` that the trained parameters depend on.
       loss: its name.
       checkpoint_dir: gets `checkpoints/`, `metrics.jsonl` and `tensorboard/`; None: nothing is
@@ -82,13 +81,15 @@ def train(
       UserError: checkpoints of other settings or images; a loss that is not finite.
       interrupts.Interrupted: SIGINT or SIGTERM, after the state was saved.
     """
+    from meml_jax import embeddings  # here, as its rows are made from modules that import this one
+
     init_key, train_key = jax.random.split(key)
     fresh_state = functools.partial(jax.jit(init_state), init_key)
     settings = [getattr(config, field) for field in trained_by]
     precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     identity: list[Any] = [name, settings, images, np.asarray(jax.random.key_data(key))]
-    # A precision at its default is not in it, so what an earlier version trained is found.
-    identity += [version] * (version > 1)
+    # A first version, a precision at its default: not in it, so what there was before is found.
+    identity += embeddings.version(config)
     identity += [precision] if precision not in (None, Config().precision) else []
     schedule = TrainConfig(
         steps=config.steps,
