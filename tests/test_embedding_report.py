@@ -237,7 +237,11 @@ def table(tmp_path, *flags, **values):
         (["--rows=pca"], {"clustering.minibatch_above": -1}, "above=-1, expected at least 0"),
         (["--rows=acai,sela"], {"embedding.steps": 9}, "(4000 in acai, 10000 in sela)"),
         (["--rows=pca,pca_5"], {}, "num_clusters=10 in row pca_5, which is named after 5"),
-        (["--rows=pixels_999"], {"clustering.num_clusters": None}, "row pixels_999: got 999 clus"),
+        (
+            ["--rows=pixels_999"],
+            {"clustering.num_clusters": None},
+            "row pixels_999: clustering.num_clusters=999, expected 2 to",
+        ),
         (["--rows=pixels,acai"], {"embedding.batch_size": 9999}, "row acai: embedding.batch_size"),
     ],
 )
