@@ -83,7 +83,7 @@ def cluster_grid(
     Args:
       clusters: one a row.
       path: PNG to write.
-      title: of the figure; that of large clusters some images alone are weighed stands below it.
+      title: of the figure; a line below it says where only some images of a cluster are weighed.
       max_images: of a larger cluster the highest and the lowest weights are shown.
     """
     columns = min(max_images, max(len(alpha) for _, alpha, _ in clusters))

@@ -13,6 +13,7 @@ from meml_jax.config import Config, TestConfig
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
 from meml_jax.learners import LEARNERS
+from meml_jax.model import judged_by
 from meml_jax.paper import Published
 from meml_jax.settings import flatten, from_dict
 from meml_jax.stored_results import IMAGES, Stored
@@ -163,7 +164,7 @@ def _each_once(baselines: Sequence[Line], names: Mapping[str, str]) -> list[Line
                 same.setdefault(_follows_from(line), []).append(line)
         groups = sorted(same.values(), key=len, reverse=True)
         tested = [_tested(lines[0]) for lines in groups]
-        beside = [", ".join(names[line.row] for line in lines) for lines in groups]
+        beside = ["; ".join(dict.fromkeys(names[x.row] for x in lines)) for lines in groups]
         for place, (lines, name) in enumerate(zip(groups, tested, strict=True)):
             if tested.count(name) > 1:  # in another way, or with other seeds
                 where = "" if len(set(tested)) == 1 else f"{name}, "
@@ -208,10 +209,15 @@ def settings_of(config: Config, head: str) -> dict[str, Any]:
         own = TestConfig(queries=test.queries, inner_steps=test.inner_steps)
     else:
         own = depends_on(head, test)
-    own = dataclasses.replace(own, num_classes=(), runs=0, iid=False, checkpoint=test.checkpoint)
-    untrained: dict[str, tuple[str, ...]] = {"pixels": (), "untrained": ("network",)}
-    trained = untrained.get(head, training_fields(config))
-    named = {"test_data.name", "test_data.max_per_class", "test", *trained}
+    own = dataclasses.replace(own, num_classes=(), runs=0, iid=False)
+    named = {"test_data.name", "test_data.max_per_class", "test"}
+    if head == "untrained":
+        named.add("network")
+    elif head != "pixels":
+        own = dataclasses.replace(own, checkpoint=test.checkpoint)
+        named |= {*training_fields(config)}
+        if test.checkpoint == "best":
+            named |= {*judged_by(config)}
     every = flatten(dataclasses.replace(config, test=own))
     return {k: v for k, v in every.items() if {k, k.split(".")[0]} & named}
 
@@ -302,8 +308,8 @@ def _same_settings(runs: Mapping[int, Mapping[str, Any]], head: str) -> list[lis
         values.pop("seed", None)
         steps = None if head in BASELINES else results["meta_train"]["steps"]
         images = [results.get(name) for name in IMAGES]
-        test = (config.test.runs, config.test.iid, str(list(points)))
-        same = fingerprint(values, steps, *test, images)
+        runs_of_test = config.test.episodes if config.episodes.ways else config.test.runs
+        same = fingerprint(values, steps, runs_of_test, str(list(points)), images)
         groups.setdefault(same, []).append(seed)
     return list(groups.values())
 

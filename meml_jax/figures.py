@@ -52,7 +52,7 @@ def accuracy_curve(
     beside = [
         (name, heads.index(head_of(name)), {n: y for n, y in row.items() if n <= most})
         for name, row in (paper or {}).items()
-        if head_of(name) in heads
+        if head_of(name) in heads and min(row) <= most
     ]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.8, 4.2), layout="constrained")
@@ -65,7 +65,7 @@ def accuracy_curve(
             half = 100 * np.array([half_width(point) for point in points])
             look = look_of(i) | ({"lw": 2.4, "zorder": 4} if i == 0 else {})  # the result itself
             ax.fill_between(x, y - half, y + half, alpha=0.15, linewidth=0, color=look["color"])
-            bars = [np.minimum(half, y), np.minimum(half, 100 - y)]  # no share is beyond them
+            bars = [np.minimum(half, y), np.minimum(half, 100 - y)]  # these end at 0 and 100 %
             lines.append(ax.errorbar(x, y, bars, capsize=3, elinewidth=1.2, label=name, **look))
         for name, i, row in beside:
             look = look_of(i) | {"ls": "--", "lw": 1.1, "mfc": "white", "label": f"{name} (paper)"}

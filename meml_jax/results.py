@@ -45,15 +45,19 @@ def is_current(found: Mapping[str, Any], config: Config) -> bool:
     """Tell whether results of this config were made, and judged, as this version would do it.
 
     Results of before there were `product_versions` do not say how they were made, and pass, but for
-    those of a learner of the user's own. A learner that is not there, as where results are only
-    read, cannot be compared.
+    those of a learner of the user's own. A learner or an embedding that is not there, as where
+    results are only read, cannot be compared.
     """
     now = product_versions(config)
-    unsaid = {name: value for name, value in now.items() if name != "learner"}
-    made = found.get("product_versions", unsaid)
-    if config.learner not in LEARNERS and isinstance(made, Mapping):
-        made = {name: value for name, value in made.items() if name != "learner"}
-    return found.get("points_version") == points_version(config) and made == now
+    made = found.get("product_versions", {k: v for k, v in now.items() if k != "learner"})
+    if not isinstance(made, Mapping) or found.get("points_version") != points_version(config):
+        return False
+    known = {
+        "learner": config.learner in LEARNERS,
+        "embedding": config.embedding.name in (*embeddings.EMBEDDINGS, "npz"),
+    }
+    names = [name for name in {**now, **made} if known.get(name, True)]
+    return all(made.get(name) == now.get(name) for name in names)
 
 
 def collect(

@@ -119,6 +119,7 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
         ax.set_ylabel(f"test accuracy at {label(at[0])} {kind} (%)")
         ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
         how = "accuracy with 95 % interval; seconds of a device that others may have shared"
+        how += "; heads of a training side by side" * (len(heads) > 1)
         figure.suptitle(f"{title}\n{how}", fontsize=11)
         figures.save(figure, path)
     return True

@@ -112,8 +112,9 @@ def train(
             state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state))
             if meta["fingerprint"] != fingerprint:
                 raise UserError(
-                    f"{workdir / 'checkpoints'} belongs to other settings or other images; use "
-                    "another --workdir, or delete the folder to train anew"
+                    f"{workdir / 'checkpoints'} belongs to other settings or other images, or to "
+                    "other code of an own learner or embedding; use another --workdir, or delete "
+                    "the folder to train anew"
                 )
         step = int(state.step)
         if step > config.steps:
@@ -216,9 +217,15 @@ def _left_out(
 ) -> Iterator[str]:
     """Name the checkpoints whose accuracies are of other settings than those of `judged_by`.
 
-    Where no others are there, nor to come with `more` steps, none can be chosen instead: nothing.
+    Says nothing if every checkpoint was judged by other settings and no step is to come (`more`):
+    the best one is then looked for among these.
     """
-    others = {step: by for step, (_, by) in judged.items() if by not in (None, judged_by)}
+    ours = judged_by or {}
+    others = {
+        step: by
+        for step, (_, by) in judged.items()
+        if by is not None and any(by.get(name) != value for name, value in ours.items())
+    }
     if judged_by is None or not more and len(others) == len(judged):
         return
     for step, then in others.items():

@@ -258,8 +258,9 @@ def test_seeds_on_other_images_are_not_mixed(stored, name):
 
 
 def test_settings_without_influence_do_not_part_seeds():
-    def parts(fields):
+    def parts(fields, every=None):
         configs = [settings("omniglot", "meml", seed=s) for s in range(3)]
+        configs = [override(config, every or {}) for config in configs]
         configs[0] = override(configs[0], fields)
         stored = {"meml": {c.seed: results(c, sgd=(0.5, 0.6)) for c in configs}}
         own = {row: settings("omniglot", row) for row in table("omniglot").rows}
@@ -268,11 +269,17 @@ def test_settings_without_influence_do_not_part_seeds():
 
     whole = [("MEML", (0, 1, 2)), (curves.NAMES["pixels"], (0, 1, 2))]
     assert parts({"train.log_every": 1, "train.checkpoint_every": 7, "data.dir": "x"}) == whole
-    for fields in ({"train.steps_per_call": 3}, {"preset": "mine"}, {"test.reservoir_size": 7}):
+    for fields in (
+        {"train.steps_per_call": 3}, {"preset": "mine"}, {"test.reservoir_size": 7},
+        {"test.iid": False}, {"train.validate_every": 7},
+    ):  # fmt: skip
         assert parts(fields) == whole, fields
     parted = [("MEML (seeds 0)", (0,)), ("MEML (seeds 1, 2)", (1, 2))]
     # No training decides on what learns nothing; its runs are the test's.
-    assert parts({"inner.lr": 0.5}) == [*parted, whole[1]]
+    for fields in ({"inner.lr": 0.5}, {"test.checkpoint": "best"}):
+        assert parts(fields) == [*parted, whole[1]], fields
+    best = {"test.checkpoint": "best"}
+    assert parts({"train.validate_every": 7}, best) == [*parted, whole[1]]
     *ours, first, second = parts({"test.shots": 3})
     assert ours == parted and {first[1], second[1]} == {(0,), (1, 2)}
     assert "beside MEML" in first[0] and "beside MEML" in second[0] and first[0] != second[0]

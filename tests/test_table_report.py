@@ -44,7 +44,7 @@ def test_report(stored):
     assert "No spread: all runs are equal. Not run: Oracle MEML; OML balanced 500; " in text
     assert "; OML RS; OML single; MEML mean; MEML RS." in text and "holds the accuracy" not in text
     # One with the seeds of each row, as they decide on what is tested.
-    for rows, seeds, runs in (("Oracle OML, OML", "0", "2"), ("MEML", "0, 1", "4")):
+    for rows, seeds, runs in (("Oracle OML; OML", "0", "2"), ("MEML", "0, 1", "4")):
         tested = f"(beside {rows})"
         assert cells(text, f"{PIXELS} {tested}")[:3] == ["-", seeds, runs]
     assert cells(text, "chance")[3:5] == ["10.0", "2.0"]

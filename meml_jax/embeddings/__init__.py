@@ -10,6 +10,8 @@ any of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import types
 from collections.abc import Callable
 
 import numpy as np
@@ -51,6 +53,8 @@ class Embedding:
 
     def __post_init__(self) -> None:
         """Remember what `fit` says now, while the file says what is run."""
+        if not isinstance(self.fit, types.FunctionType | functools.partial):
+            raise TypeError(f"fit={self.fit!r}, expected a function or a functools.partial of one")
         said(self.fit)
 
 
