@@ -12,7 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from meml_jax import curves, figures
 from meml_jax.comparison import At, Line, columns, label
@@ -112,6 +112,7 @@ def draw_cost(lines: Sequence[Line], path: str | os.PathLike[str], *, title: str
             look = looks[line.row] | {"fillstyle": _FILLS[place % len(_FILLS)]}
             bars: dict[str, Any] = {"capsize": 2, "elinewidth": 1, "ls": "none"}
             ax.errorbar(seconds, y, half, label=line.title, **look, **bars)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         ax.set(xlabel="seconds of meta-training", xlim=(0, 1.05 * ax.dataLim.x1))
         ax.set_ylim(0, min(103.0, 1.08 * max(1.0, ax.dataLim.y1)))
