@@ -19,7 +19,7 @@ from meml_jax.comparison import At, Line, columns, label
 
 _FILLS = ("full", "none", "left")  # of markers, by head
 _THEIRS = " (paper)"
-_DASHES = ("-.", ":", (0, (9, 3)))  # of baselines
+_DASHES = ("-.", ":", (0, (9, 3)), (0, (4, 2, 1, 2, 1, 2)))  # of baselines
 TOGETHER = 3  # rows whose curves, and the paper's of the same, one panel holds
 Looks = Mapping[str, dict[str, Any]]
 """Colour and marker of each row."""
