@@ -65,9 +65,8 @@ from meml_jax.config import Config
 from meml_jax.embeddings import given
 from meml_jax.environment import commit, device_name
 from meml_jax.files import expand_home, load_npz, lock_beside, read_json, write_atomic, write_json
-from meml_jax.settings import from_dict, override
+from meml_jax.settings import PLACES, from_dict, override
 from meml_jax.table_checks import overridden_fields
-from meml_jax.tables import PLACES
 from meml_jax.types import Dataset, Split, UserError
 from meml_jax.workdir import open_workdir, record_config, stored_fingerprint
 

@@ -13,7 +13,7 @@ import logging
 import operator
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meml_jax import devices
-from meml_jax.files import read_json
+from meml_jax.best_checkpoint import META, BestOfEach, best_step
 from meml_jax.types import TrainState, UserError
 
 if TYPE_CHECKING:  # importing Orbax takes 0.3 s, which commands that do not train need not wait for
@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # importing Orbax takes 0.3 s, which commands that do not tra
 
 KEEP_LAST = 2
 _DELETED = "deleted"
-_META = "metadata"  # file of the meta, in a folder of its own
 _metric = operator.itemgetter("validation")
 
 
@@ -62,7 +61,7 @@ def open_checkpoints(
     options = ocp.CheckpointManagerOptions(
         best_fn=_metric,  # without it Orbax does not store the metrics, whatever the policies say
         preservation_policy=policies.AnyPreservationPolicy(
-            [policies.LatestN(KEEP_LAST), _BestOfEach(path)]
+            [policies.LatestN(KEEP_LAST), BestOfEach(path)]
         ),
         enable_async_checkpointing=False,
         todelete_subdir=_DELETED,  # one rename, so no half-deleted folder passes for a checkpoint
@@ -74,7 +73,7 @@ def open_checkpoints(
     # Named handlers let shapes be read before anything is restored.
     handlers: Any = {
         "state": ocp.StandardCheckpointHandler(),
-        "meta": ocp.JsonCheckpointHandler(_META),
+        "meta": ocp.JsonCheckpointHandler(META),
     }
     try:
         manager = ocp.CheckpointManager(path, options=options, item_handlers=handlers)
@@ -99,65 +98,6 @@ def _alone(ocp: Any) -> Any:
 def latest_step(manager: ocp.CheckpointManager) -> int | None:
     """Return the step of the newest checkpoint, None if there is none."""
     return manager.latest_step()
-
-
-def judged(manager: ocp.CheckpointManager) -> dict[int, tuple[float, Any]]:
-    """Map the steps that were saved with a validation metric to (metric, `judged_by`).
-
-    `judged_by` is that of the meta, None where there is none.
-    """
-    metrics = {step: _value(manager.metrics(step)) for step in manager.all_steps()}
-    return {
-        step: (value, _judged_by(manager.directory, step))
-        for step, value in metrics.items()
-        if value is not None
-    }
-
-
-def best_step(
-    manager: ocp.CheckpointManager, judged_by: Mapping[str, Any] | None = None
-) -> int | None:
-    """Return the step with the highest validation metric, None if none was saved with one.
-
-    Of the steps whose metrics were judged by the settings `judged_by`, or by none that are known;
-    where there are none of these, or it is None, of all steps.
-    """
-    found = judged(manager)
-    ours = {step: of for step, of in found.items() if of[1] in (None, judged_by)}
-    compared = found if judged_by is None else ours or found
-    return max(compared, key=lambda step: (compared[step][0], step), default=None)
-
-
-class _BestOfEach:
-    """Preservation policy: the best checkpoint of each `judged_by`, as metrics of two are no match.
-
-    So that of other settings stays, and is the best again once they are back.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Tell which checkpoints stay; they come with the oldest first."""
-        best: dict[str, tuple[float, int]] = {}
-        for info in checkpoints:
-            if (value := _value(info.metrics)) is not None:
-                key = json.dumps(_judged_by(self._directory, info.step), sort_keys=True)
-                best[key] = max(best.get(key, (value, info.step)), (value, info.step))
-        kept = {step for _, step in best.values()}
-        return [info.step in kept for info in checkpoints]
-
-
-def _value(metrics: Any) -> float | None:
-    """Return the validation metric, None where a step was saved without one."""
-    value = metrics.get("validation") if isinstance(metrics, Mapping) else None
-    return value if isinstance(value, int | float) else None
-
-
-def _judged_by(directory: os.PathLike[str], step: int) -> Any:
-    meta = read_json(Path(directory, str(step), "meta", _META))
-    found = meta.get("judged_by") if isinstance(meta, dict) else None
-    return found if isinstance(found, dict) else None
 
 
 def save(

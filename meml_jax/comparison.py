@@ -9,17 +9,16 @@ from typing import Any
 
 from meml_jax import paper
 from meml_jax.cells import NO_WIDTH, Cell, combine
-from meml_jax.config import Config, TestConfig
+from meml_jax.config import Config
 from meml_jax.curves import BASELINES, NAMES, depends_on
 from meml_jax.fingerprints import fingerprint
+from meml_jax.influence import settings_of
 from meml_jax.learners import LEARNERS
-from meml_jax.model import judged_by
 from meml_jax.paper import Published
-from meml_jax.settings import flatten, from_dict
+from meml_jax.settings import WITHOUT_INFLUENCE, from_dict
 from meml_jax.stored_results import IMAGES, Stored
-from meml_jax.tables import WITHOUT_INFLUENCE, Row, Table
+from meml_jax.tables import Row, Table
 from meml_jax.types import UserError
-from meml_jax.workdir import training_fields
 
 At = int | tuple[int, int]
 """Where a curve is measured: a number of classes, or (ways, shots)."""
@@ -195,31 +194,6 @@ def _tested(line: Line) -> str:
     config = line.config
     other = config.test_data.name
     return f"all classes of {other}" if other else f"test classes of {config.data.name}"
-
-
-def settings_of(config: Config, head: str) -> dict[str, Any]:
-    """List the settings that the accuracies of a head follow from, but for steps, runs and columns.
-
-    Args:
-      config: of a run.
-      head: a head of it, or a baseline, which no training decides on.
-    """
-    test = config.test
-    if config.episodes.ways:
-        own = TestConfig(queries=test.queries, inner_steps=test.inner_steps)
-    else:
-        own = depends_on(head, test)
-    own = dataclasses.replace(own, num_classes=(), runs=0, iid=False)
-    named = {"test_data.name", "test_data.max_per_class", "test"}
-    if head == "untrained":
-        named.add("network")
-    elif head != "pixels":
-        own = dataclasses.replace(own, checkpoint=test.checkpoint)
-        named |= {*training_fields(config)}
-        if test.checkpoint == "best":
-            named |= {*judged_by(config)}
-    every = flatten(dataclasses.replace(config, test=own))
-    return {k: v for k, v in every.items() if {k, k.split(".")[0]} & named}
 
 
 def _of_row(

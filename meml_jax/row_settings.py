@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from meml_jax.choices import OPEN
-from meml_jax.comparison import Line, settings_of
+from meml_jax.comparison import Line
 from meml_jax.curves import NAMES
+from meml_jax.influence import settings_of
 from meml_jax.settings import flatten
 
 

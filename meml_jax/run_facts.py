@@ -9,8 +9,7 @@ from typing import Any
 
 from meml_jax.config import Config, EmbeddingConfig
 from meml_jax.rounding import plain
-from meml_jax.settings import PRESETS, flatten, from_dict
-from meml_jax.tables import OWN_IMAGES, WITHOUT_INFLUENCE
+from meml_jax.settings import OWN_IMAGES, PRESETS, WITHOUT_INFLUENCE, flatten, from_dict
 
 _SETTINGS = (
     "tasks.labels", "tasks.balance", "tasks.query_from", "tasks.rotations", "network.channels",

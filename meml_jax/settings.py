@@ -30,6 +30,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What the paper says, which is the default of each field, and what its released code does instead
 (docs/deviations.md)."""
 
+OWN_IMAGES = ("folder", "npz")
+"""Data sets that `--data_root` has no folder of: `data.dir` is the user's."""
+
+PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
+"""Where data lie and come from."""
+
+WITHOUT_INFLUENCE = (
+    *PLACES, "embedding.checkpoint_every", "train.checkpoint_every", "train.log_every",
+    "train.images_on", "train.steps_per_call",
+)  # fmt: skip
+"""Fields on which no number depends."""
+
 
 def override(config: Config, values: dict[str, Any]) -> Config:
     """Replace dotted fields, e.g. `{"train.steps": 100}`.

@@ -21,8 +21,7 @@ from meml_jax.files import lock, read_json, writing
 from meml_jax.fingerprints import fingerprint
 from meml_jax.model import judged_by
 from meml_jax.results import product_versions
-from meml_jax.settings import flatten, from_dict, override
-from meml_jax.tables import PLACES
+from meml_jax.settings import PLACES, flatten, from_dict, override
 from meml_jax.types import UserError
 from meml_jax.workdir import TRAINING, needs_embedding, stored_fingerprint, training_fields
 

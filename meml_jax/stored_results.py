@@ -14,8 +14,7 @@ from meml_jax.config import Config
 from meml_jax.curves import NAMES
 from meml_jax.files import read_json, write_json
 from meml_jax.results import is_current, points_version
-from meml_jax.settings import flatten, from_dict, override
-from meml_jax.tables import PLACES, WITHOUT_INFLUENCE
+from meml_jax.settings import PLACES, WITHOUT_INFLUENCE, flatten, from_dict, override
 from meml_jax.types import UserError
 
 IMAGES = ("content_hash", "test_hash", "note")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from meml_jax.comparison import Line
 from meml_jax.config import Config
-from meml_jax.settings import UnfitPreset, flatten
+from meml_jax.settings import OWN_IMAGES, PLACES, UnfitPreset, flatten
 from meml_jax.table_sheets import trainings
-from meml_jax.tables import BUDGETS, OWN_IMAGES, PLACES, Choice, Table, settings
+from meml_jax.tables import BUDGETS, Choice, Table, settings
 
 
 def presets_of(table: Table, name: str, root: Path, presets: str) -> str:

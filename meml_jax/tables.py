@@ -15,6 +15,7 @@ from meml_jax.config import Config
 from meml_jax.curves import NAMES
 from meml_jax.files import expand_home
 from meml_jax.settings import (
+    OWN_IMAGES,
     UnfitPreset,
     check_field,
     config_dict,
@@ -47,19 +48,7 @@ BUDGETS: dict[str, dict[str, Any]] = {"smoke": SMOKE, "short": {"train.steps": 1
 """What a budget sets in every row: `smoke` shows that all of it works, in minutes; `paper` trains
 as long as the table's config file says, which is as long as the paper did where it says so."""
 
-OWN_IMAGES = ("folder", "npz")
-"""Data sets that `--data_root` has no folder of: `data.dir` is the user's."""
-
-PLACES = ("data.dir", "test_data.dir", "data.cache_dir", "data.download_timeout")
-"""Where data lie and come from."""
-
 _REPORT = ("figures", "report.md", "report.csv", "report.html")  # beside the rows' folders
-
-WITHOUT_INFLUENCE = (
-    *PLACES, "embedding.checkpoint_every", "train.checkpoint_every", "train.log_every",
-    "train.images_on", "train.steps_per_call",
-)  # fmt: skip
-"""Fields on which no number depends."""
 
 
 @dataclasses.dataclass(frozen=True)

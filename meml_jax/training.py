@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from meml_jax import checkpoints, devices, environment
+from meml_jax import best_checkpoint, checkpoints, devices, environment
 from meml_jax.config import TrainConfig
 from meml_jax.interrupts import Interrupted, collect
 from meml_jax.metrics import MetricWriter
@@ -122,7 +122,7 @@ def train(
                 f"{wording.settings}.steps={config.steps}, but {workdir} has been trained for "
                 f"{step} steps; use {wording.settings}.steps={step} or another --workdir"
             )
-        for line in _left_out(checkpoints.judged(manager), judged_by, more=step < config.steps):
+        for line in _left_out(best_checkpoint.judged(manager), judged_by, more=step < config.steps):
             report(f"{wording.stage}: {line}")
         if step == config.steps:
             report(f"{wording.stage}: reuses {step} steps of {workdir / 'checkpoints'}")

@@ -16,8 +16,7 @@ from meml_jax import devices
 from meml_jax.choices import OPEN
 from meml_jax.config import Config
 from meml_jax.files import UNFINISHED, load_json, lock, read_npz, write_json
-from meml_jax.settings import flatten, from_dict
-from meml_jax.tables import WITHOUT_INFLUENCE
+from meml_jax.settings import WITHOUT_INFLUENCE, flatten, from_dict
 from meml_jax.types import UserError
 
 # What the parameters of a finished training depend on; other fields may change in a workdir.

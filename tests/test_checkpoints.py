@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from meml_jax import checkpoints, interrupts
+from meml_jax import best_checkpoint, checkpoints, interrupts
 from meml_jax.types import TrainState, UserError
 
 TX = optax.chain(optax.clip(5.0), optax.adam(1e-4))
@@ -59,7 +59,7 @@ def test_keeps_the_latest_two_and_the_best_also_after_reopening(tmp_path):
     assert kept == [(1,), (1, 2), (2, 3), (3, 4), (3, 4, 5), (3, 5, 6), (3, 6, 7), (3, 7, 8)]
     assert sorted(os.listdir(tmp_path)) == ["3", "7", "8"]
     with checkpoints.open_checkpoints(tmp_path) as manager:
-        assert checkpoints.best_step(manager) == 3
+        assert best_checkpoint.best_step(manager) == 3
         assert_same(checkpoints.restore(manager, make_state(), "best")[0], make_state(3))
         assert_same(checkpoints.restore(manager, make_state(), "last")[0], make_state(8))
 
@@ -81,7 +81,7 @@ def test_nothing_to_restore_is_a_user_error(tmp_path):
     assert not (tmp_path / "absent").exists()
     with checkpoints.open_checkpoints(tmp_path / "new") as manager:
         assert checkpoints.latest_step(manager) is None
-        assert checkpoints.best_step(manager) is None
+        assert best_checkpoint.best_step(manager) is None
         with pytest.raises(UserError, match="run the train stage"):
             checkpoints.restore(manager, make_state())
         checkpoints.save(manager, make_state(1), {})
@@ -193,9 +193,9 @@ def test_the_best_is_chosen_among_those_judged_by_the_same_settings(tmp_path):
             checkpoints.save(manager, make_state(step), {"judged_by": judged_by}, metric)
     with checkpoints.open_checkpoints(tmp_path, read_only=True) as manager:
         assert manager.all_steps() == [2, 3, 6, 7, 8]
-        assert checkpoints.judged(manager) == {2: (0.9, easy), 3: (0.5, hard), 6: (0.4, None)}
+        assert best_checkpoint.judged(manager) == {2: (0.9, easy), 3: (0.5, hard), 6: (0.4, None)}
         for judged_by, step in ((easy, 2), (hard, 3), (None, 2), ({"test.shots": 9}, 6)):
-            assert checkpoints.best_step(manager, judged_by) == step
+            assert best_checkpoint.best_step(manager, judged_by) == step
             state, _ = checkpoints.restore(manager, make_state(), "best", judged_by=judged_by)
             assert int(state.step) == step
 
@@ -204,7 +204,7 @@ def test_the_best_of_other_settings_only_is_the_best_there_is(tmp_path):
     """Whoever asks for it compares its meta, and names both."""
     with checkpoints.open_checkpoints(tmp_path) as manager:
         checkpoints.save(manager, make_state(1), {"judged_by": {"test.shots": 1}}, 0.5)
-        assert checkpoints.best_step(manager, {"test.shots": 2}) == 1
+        assert best_checkpoint.best_step(manager, {"test.shots": 2}) == 1
 
 
 CHILD = """

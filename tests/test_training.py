@@ -10,7 +10,7 @@ import optax
 import programs
 import pytest
 
-from meml_jax import checkpoints, interrupts, training
+from meml_jax import best_checkpoint, checkpoints, interrupts, training
 from meml_jax.config import TrainConfig
 from meml_jax.types import TrainState, UserError
 
@@ -87,7 +87,7 @@ def stored(workdir, which="last"):
     """(state, meta without clocks, step of the best checkpoint, records)."""
     with checkpoints.open_checkpoints(workdir / "checkpoints", read_only=True) as manager:
         state, meta = checkpoints.restore(manager, jax.eval_shape(fresh_state), which)
-        best = checkpoints.best_step(manager)
+        best = best_checkpoint.best_step(manager)
     return state, programs.without_circumstances(meta), best, programs.records(workdir)
 
 
@@ -205,7 +205,7 @@ def test_accuracies_judged_by_other_settings_are_not_compared(tmp_path):
 
     def best(judged_by):
         with checkpoints.open_checkpoints(tmp_path / "checkpoints", read_only=True) as manager:
-            return checkpoints.best_step(manager, judged_by)
+            return best_checkpoint.best_step(manager, judged_by)
 
     lines = []
     train(tmp_path, steps=18, validate=judge, judged_by=settings[0], lines=lines)
